@@ -1,0 +1,59 @@
+"""Every error the package raises on purpose.
+
+    DclError                 exit code
+    ├── ConfigError              2      a wrong option, key or value
+    ├── TraceError               3      a log that cannot be read or understood
+    │   └── FormatError          3      no known format, or not the one that was named
+    ├── ArtifactError            4      a model that is missing, damaged or too new
+    └── ParityError              4      a converted model that does not agree with its source
+
+A message names the place, what was expected, what was found, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DclError(Exception):
+    """Base of all errors of this package; catch it to catch them all."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ConfigError(DclError, ValueError):
+    """A configuration key, option or value is wrong."""
+
+    exit_code = 2
+
+
+class TraceError(DclError, ValueError):
+    """A log cannot be read, or breaks a rule of its format.
+
+    Args:
+        place: Where: a file, a line in it, a path inside a document.
+        problem: Expected, found, and what to do.
+    """
+
+    exit_code = 3
+
+    def __init__(self, place: str, problem: str) -> None:
+        self.place = place
+        self.problem = problem
+        super().__init__(f"{place}: {problem}" if place else problem)
+
+
+class FormatError(TraceError):
+    """No known log format fits, or the named one does not."""
+
+
+class ArtifactError(DclError):
+    """A model folder is missing, incomplete, damaged, or of another version."""
+
+    exit_code = 4
+
+
+class ParityError(DclError):
+    """A converted model disagrees with the one it was made from; nothing was written."""
+
+    exit_code = 4
