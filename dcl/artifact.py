@@ -1,0 +1,306 @@
+"""What a model is on disk: a folder whose manifest vouches for every file in it.
+
+    config.json       label order, encoder window, network shape, calibration, training config
+    tokenizer.json    word pieces, read by `tokenizers`
+    encoder.onnx      token ids -> one unit vector a turn
+    head.onnx         turn vectors and channels -> logits       (after export)
+    model.safetensors the same network for torch                (before export)
+    lexicon.npz       idf and mode weights of the wide half
+    manifest.json     sha256 and size of each file, versions, data digests, scores
+    MODEL_CARD.md     for people
+
+Nothing in it is executable and nothing is a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from dcl.attribution import Calibration
+from dcl.errors import ArtifactError, ConfigError
+from dcl.lexical import Lexicon
+from dcl.taxonomy import MODES
+
+FORMAT = 1
+"""Version of this layout; a reader refuses any other."""
+
+CONFIG, MANIFEST, TOKENIZER, LEXICON = (
+    "config.json",
+    "manifest.json",
+    "tokenizer.json",
+    "lexicon.npz",
+)
+ENCODER, HEAD, WEIGHTS, CARD = "encoder.onnx", "head.onnx", "model.safetensors", "MODEL_CARD.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What the encoder reads of a turn.
+
+    Args:
+        head: Tokens from its start.
+        tail: Tokens from its end.
+    """
+
+    head: int
+    tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A verified model folder.
+
+    Args:
+        path: The folder.
+        window: Encoder window.
+        calibration: Temperatures and thresholds.
+        model: Shape of the network, as `dcl.model.ModelConfig` takes it.
+        manifest: Content of `manifest.json`.
+    """
+
+    path: Path
+    window: Window
+    calibration: Calibration
+    model: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSource:
+    """A folder with a turn encoder and its tokenizer: a whole model, or an encoder alone.
+
+    Args:
+        path: The folder.
+        window: Encoder window.
+    """
+
+    path: Path
+    window: Window
+
+
+def pretrained() -> Path:
+    """Folder of the model that ships with the package."""
+    return Path(str(files("dcl") / "pretrained"))
+
+
+def open_artifact(path: Path | None = None) -> Artifact:
+    """Open a model folder after checking every file against the manifest.
+
+    Args:
+        path: The folder; None means the model that ships.
+
+    Raises:
+        ArtifactError: If a file is missing, damaged, or the layout is of another version.
+    """
+    folder = pretrained() if path is None else path
+    manifest, config = _open(folder)
+    try:
+        labels = config["labels"]
+        if labels != [mode.value for mode in MODES]:
+            raise ArtifactError(
+                f"{folder / CONFIG}: labels: expected the 14 codes in the order of the taxonomy, "
+                f"got {labels}; this model needs another version of dcl"
+            )
+        return Artifact(
+            path=folder,
+            window=Window(**config["window"]),
+            calibration=Calibration(**config["calibration"]),
+            model=config["model"],
+            manifest=manifest,
+        )
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder / CONFIG}: missing or unknown key: {error}") from None
+
+
+def open_encoder(path: Path | None = None) -> EncoderSource:
+    """Open the encoder of a model folder, or a folder that holds an encoder alone.
+
+    Args:
+        path: The folder; None means the model that ships.
+
+    Raises:
+        ArtifactError: If a file is missing or damaged.
+    """
+    folder = pretrained() if path is None else path
+    _, config = _open(folder)
+    try:
+        return EncoderSource(path=folder, window=Window(**config["window"]))
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder / CONFIG}: missing or unknown key: {error}") from None
+
+
+def save_lexicon(lexicon: Lexicon, file: Path) -> None:
+    """Write the wide half as plain arrays, in one step."""
+    part = file.with_suffix(".part")
+    with part.open("wb") as stream:
+        np.savez(stream, idf=lexicon.idf, table=lexicon.table)
+    os.replace(part, file)
+
+
+def load_lexicon(file: Path) -> Lexicon:
+    """The wide half.
+
+    Raises:
+        ArtifactError: If it is damaged or its tables do not have the expected shape.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as tables:
+            idf, table = tables["idf"], tables["table"]
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise ArtifactError(f"{file}: expected the tables of the wide half: {error}") from None
+    if idf.ndim != 1 or table.shape != (len(idf), len(MODES)):
+        raise ArtifactError(
+            f"{file}: expected idf (V,) and table (V, {len(MODES)}), "
+            f"got {idf.shape} and {table.shape}; export the model again"
+        )
+    return Lexicon(idf=idf.astype(np.float32), table=table)
+
+
+def read_manifest(folder: Path) -> Mapping[str, Any]:
+    """The manifest of a model folder.
+
+    Raises:
+        ArtifactError: If there is none, or it is of another version.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder}: expected a model folder, found none; check --model")
+    manifest = _read_json(folder / MANIFEST)
+    if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), dict):
+        raise ArtifactError(
+            f"{folder / MANIFEST}: expected format {FORMAT}, got {manifest.get('format')!r}; "
+            "this model needs another version of dcl"
+        )
+    return manifest
+
+
+def verify(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with each file of a model folder; empty text means nothing.
+
+    Args:
+        folder: The model folder.
+        manifest: Its manifest.
+
+    Returns:
+        File name to problem.
+    """
+    problems = {}
+    for name, expected in manifest["files"].items():
+        file = folder / name
+        if not file.is_file():
+            problems[name] = f"{name}: listed in the manifest but missing"
+        elif file.stat().st_size != expected["bytes"]:
+            size = file.stat().st_size
+            problems[name] = f"{name}: expected {expected['bytes']} bytes, got {size}"
+        elif (digest := hash_file(file)) != expected["sha256"]:
+            problems[name] = (
+                f"{name}: expected sha256 {expected['sha256'][:12]}…, got {digest[:12]}…"
+            )
+        else:
+            problems[name] = ""
+    return problems
+
+
+def write_artifact(
+    folder: Path,
+    write_files: Callable[[Path], None],
+    *,
+    window: Window,
+    calibration: Calibration | None = None,
+    model: Mapping[str, Any] = MappingProxyType({}),
+    training: Mapping[str, Any] = MappingProxyType({}),
+    notes: Mapping[str, Any],
+) -> Path:
+    """Write a model folder in one step: it appears whole or not at all.
+
+    Args:
+        folder: Where; an older model there is replaced after the new one is complete.
+        write_files: Called with an empty folder; writes the model's own files into it.
+        window: Encoder window.
+        calibration: Temperatures and thresholds; None for an encoder alone.
+        model: Shape of the network.
+        training: Resolved training configuration.
+        notes: Extra keys of the manifest, such as versions, data digests and scores.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: If the place cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(f"{folder}: expected a place to write the model: {error}") from None
+    try:
+        write_files(temporary)
+        config = {
+            "labels": [mode.value for mode in MODES],
+            "window": asdict(window),
+            "calibration": None if calibration is None else asdict(calibration),
+            "model": dict(model),
+            "training": dict(training),
+        }
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        listed = {
+            file.name: {"sha256": hash_file(file), "bytes": file.stat().st_size}
+            for file in sorted(temporary.iterdir())
+            if file.name != CARD
+        }
+        manifest = {"format": FORMAT, **notes, "files": listed}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        temporary.chmod(0o755)
+        if folder.exists():
+            old = temporary.with_name(temporary.name + "-old")
+            os.replace(folder, old)
+            os.replace(temporary, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def hash_file(file: Path) -> str:
+    """sha256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _open(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Manifest and configuration of a folder whose files are all as the manifest says."""
+    manifest = read_manifest(folder)
+    broken = [problem for problem in verify(folder, manifest).values() if problem]
+    if broken:
+        raise ArtifactError(f"{folder}: {broken[0]}; fetch or export the model again")
+    return manifest, _read_json(folder / CONFIG)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file of a model folder."""
+    try:
+        value = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ArtifactError(f"{file}: expected a file of the model: {error.strerror}") from None
+    except ValueError as error:
+        raise ArtifactError(f"{file}: expected JSON, got damaged text: {error}") from None
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{file}: expected a JSON object")
+    return value

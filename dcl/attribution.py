@@ -1,0 +1,305 @@
+"""From logits to calibrated probabilities to declared faults: the only decoder.
+
+Letters: `T` turns, `A` agents of one trajectory, `M` = 14 modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcl.taxonomy import MODES, ErrorMode
+from dcl.trajectory import Fault, Trajectory
+
+if TYPE_CHECKING:
+    from dcl.bag import Bag
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """What a scorer says about one bag, any real numbers.
+
+    Args:
+        agent: `(A,)` float32, one logit an agent: did it fail?
+        mode: `(M,)` float32, one logit a mode: did it occur?
+        pair: `(A, M)` float32: did this agent fail in this way?
+        step: `(T,)` float32: does this turn show the failure? Softmax over turns.
+        attention: `(T, M)` float32: how much this turn speaks for the mode in its agent. Softmax
+            over the turns of one agent.
+    """
+
+    agent: Floats
+    mode: Floats
+    pair: Floats
+    step: Floats
+    attention: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What turns logits into probabilities, and probabilities into a declaration.
+
+    Fitted on validation data and stored with the model.
+
+    Args:
+        agent_temperature: Divides the agent logits; > 0. The others likewise.
+        mode_temperature: See above.
+        pair_temperature: See above.
+        step_temperature: See above.
+        agent_threshold: Agents from this probability on are declared, 0 to 1.
+        mode_threshold: Modes from this probability on are declared, 0 to 1.
+        pair_threshold: Pairs from this probability on are declared, 0 to 1.
+    """
+
+    agent_temperature: float = 1.0
+    mode_temperature: float = 1.0
+    pair_temperature: float = 1.0
+    step_temperature: float = 1.0
+    agent_threshold: float = 0.5
+    mode_threshold: float = 0.5
+    pair_threshold: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One declared fault with its probability.
+
+    Args:
+        fault: Agent, mode, and the step number of the turn that shows it.
+        turn: 0-based position of that turn.
+        prob: Probability of the pair, or of the agent where no mode is declared for it.
+    """
+
+    fault: Fault
+    turn: int
+    prob: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attribution:
+    """Who failed, how, and where, as probabilities.
+
+    Args:
+        trajectory_id: Name of the run.
+        agents: Names of the agents, order of all `A` axes.
+        steps: Step number of each turn as the source log counts.
+        agent_index: `(T,)` int64, agent of each turn.
+        agent_probs: `(A,)` float32, 0 to 1.
+        mode_probs: `(M,)` float32, 0 to 1, in the order of `dcl.taxonomy.MODES`.
+        pair_probs: `(A, M)` float32, 0 to 1.
+        step_probs: `(T,)` float32, sums to 1.
+        weights: `(T, M)` float32: share of the turn in the evidence for (its agent, mode); sums
+            to 1 over the turns of one agent.
+        calibration: Thresholds that `faults` applies.
+    """
+
+    trajectory_id: str
+    agents: tuple[str, ...]
+    steps: tuple[int, ...]
+    agent_index: NDArray[np.int64]
+    agent_probs: Floats
+    mode_probs: Floats
+    pair_probs: Floats
+    step_probs: Floats
+    weights: Floats
+    calibration: Calibration = field(default_factory=Calibration)
+
+    def findings(
+        self, *, threshold: float | None = None, top_k: int | None = None
+    ) -> tuple[Finding, ...]:
+        """Declared faults, most probable first.
+
+        An agent over its threshold without any pair over the pair threshold is declared with no
+        mode. `top_k=1` is the right call where exactly one fault is known to exist: it gives the
+        best pair whatever the thresholds say.
+
+        Args:
+            threshold: Replaces the calibrated thresholds of agents and pairs, 0 to 1.
+            top_k: Gives the `top_k` most probable pairs and ignores all thresholds; > 0.
+        """
+        pair_cut = self.calibration.pair_threshold if threshold is None else threshold
+        agent_cut = self.calibration.agent_threshold if threshold is None else threshold
+        if top_k is not None:
+            best = np.argsort(-self.pair_probs, axis=None, kind="stable")[:top_k]
+            pairs = [divmod(int(flat), len(MODES)) for flat in best]
+        else:
+            pairs = [(int(a), int(m)) for a, m in np.argwhere(self.pair_probs >= pair_cut)]
+        found = [self._find(a, MODES[m], float(self.pair_probs[a, m])) for a, m in pairs]
+        if top_k is None:
+            bare = set(np.flatnonzero(self.agent_probs >= agent_cut)) - {a for a, _ in pairs}
+            found += [self._find(int(a), None, float(self.agent_probs[a])) for a in sorted(bare)]
+        return tuple(sorted(found, key=lambda finding: -finding.prob))
+
+    def faults(
+        self, *, threshold: float | None = None, top_k: int | None = None
+    ) -> tuple[Fault, ...]:
+        """The faults of `findings`, most probable first."""
+        return tuple(f.fault for f in self.findings(threshold=threshold, top_k=top_k))
+
+    def modes(self) -> tuple[ErrorMode, ...]:
+        """Modes over their own threshold, most probable first, whoever showed them."""
+        order = np.argsort(-self.mode_probs, kind="stable")
+        cut = self.calibration.mode_threshold
+        return tuple(MODES[m] for m in order if self.mode_probs[m] >= cut)
+
+    def evidence(self, k: int = 3) -> tuple[int, ...]:
+        """0-based positions of the `k` turns that weigh most, strongest first."""
+        return tuple(int(t) for t in np.argsort(-self.turn_weights, kind="stable")[:k])
+
+    @property
+    def turn_weights(self) -> Floats:
+        """`(T,)` float32, sums to 1: share of each turn in all that speaks for a failure."""
+        mass = (self.pair_probs[self.agent_index] * self.weights).sum(axis=1)
+        total = float(mass.sum())
+        return mass / total if total > 0 else np.full_like(mass, 1 / len(mass))
+
+    def turn_of(self, agent: int, mode: int | None) -> int:
+        """0-based position of the turn that best shows a fault of this agent.
+
+        The step posterior times the evidence weight, over the turns of the agent alone.
+        """
+        weight = self.turn_weights if mode is None else self.weights[:, mode]
+        score = self.step_probs * (weight + 1e-6)
+        return int(np.argmax(np.where(self.agent_index == agent, score, -1.0)))
+
+    def to_dict(
+        self,
+        *,
+        threshold: float | None = None,
+        top_k: int | None = None,
+        evidence: int = 3,
+    ) -> dict[str, Any]:
+        """Plain JSON; the layout is described in `docs/output.md` and kept stable."""
+        turn_weights = self.turn_weights
+        return {
+            "id": self.trajectory_id,
+            "agents": [
+                {"name": self.agents[a], "prob": _round(self.agent_probs[a])}
+                for a in np.argsort(-self.agent_probs, kind="stable")
+            ],
+            "modes": [
+                {
+                    "code": MODES[m].value,
+                    "title": MODES[m].title,
+                    "prob": _round(self.mode_probs[m]),
+                }
+                for m in np.argsort(-self.mode_probs, kind="stable")
+            ],
+            "faults": [
+                {**f.fault.to_dict(), "turn": f.turn, "prob": _round(f.prob)}
+                for f in self.findings(threshold=threshold, top_k=top_k)
+            ],
+            "evidence": [
+                {
+                    "step": self.steps[t],
+                    "turn": t,
+                    "agent": self.agents[self.agent_index[t]],
+                    "weight": _round(turn_weights[t]),
+                }
+                for t in self.evidence(evidence)
+            ],
+            "steps": [
+                {"turn": t, "step": self.steps[t], "prob": _round(prob)}
+                for t, prob in enumerate(self.step_probs)
+            ],
+        }
+
+    def _find(self, agent: int, mode: ErrorMode | None, prob: float) -> Finding:
+        """A finding with the turn that shows it."""
+        turn = self.turn_of(agent, None if mode is None else mode.index)
+        return Finding(Fault(self.agents[agent], mode, self.steps[turn]), turn, prob)
+
+
+class Scorer(Protocol):
+    """Multiplies the matrices: bags in, one `Logits` a bag out, in order."""
+
+    def __call__(self, bags: Sequence[Bag], /) -> list[Logits]:
+        """Score bags."""
+
+
+class Bagger(Protocol):
+    """Turns a trajectory into the arrays that a scorer eats."""
+
+    def __call__(self, trajectory: Trajectory, /) -> Bag:
+        """Make one bag."""
+
+
+class Attributor:
+    """Says who failed, how and where: bagger, scorer and decoder in one call.
+
+    Args:
+        bagger: Trajectory to `Bag`.
+        scorer: Bags to `Logits`; torch, onnxruntime or a fake.
+        calibration: Temperatures and thresholds of the scorer.
+    """
+
+    def __init__(self, bagger: Bagger, scorer: Scorer, calibration: Calibration) -> None:
+        self.bagger = bagger
+        self.scorer = scorer
+        self.calibration = calibration
+
+    def __call__(self, trajectory: Trajectory) -> Attribution:
+        """Attribute one run."""
+        return next(self.batch([trajectory]))
+
+    def batch(
+        self, trajectories: Iterable[Trajectory], *, batch_size: int = 16
+    ) -> Iterator[Attribution]:
+        """Attribute many runs, in order, with memory bounded by `batch_size` of them."""
+        rest = iter(trajectories)
+        while chunk := list(islice(rest, batch_size)):
+            logits = self.scorer([self.bagger(trajectory) for trajectory in chunk])
+            for trajectory, scores in zip(chunk, logits, strict=True):
+                yield decode(trajectory, scores, self.calibration)
+
+
+def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> Attribution:
+    """Logits of one trajectory to probabilities.
+
+    Args:
+        trajectory: The run that was scored.
+        logits: Its logits; shapes must fit the run.
+        calibration: Temperatures and thresholds.
+    """
+    agents = trajectory.agents
+    position = {agent: a for a, agent in enumerate(agents)}
+    agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
+    weights = np.zeros_like(logits.attention)
+    for a in range(len(agents)):
+        own = agent_index == a
+        weights[own] = softmax(logits.attention[own], axis=0)
+    return Attribution(
+        trajectory_id=trajectory.id,
+        agents=agents,
+        steps=trajectory.steps,
+        agent_index=agent_index,
+        agent_probs=sigmoid(logits.agent / calibration.agent_temperature),
+        mode_probs=sigmoid(logits.mode / calibration.mode_temperature),
+        pair_probs=sigmoid(logits.pair / calibration.pair_temperature),
+        step_probs=softmax(logits.step / calibration.step_temperature, axis=0),
+        weights=weights,
+        calibration=calibration,
+    )
+
+
+def sigmoid(x: Floats) -> Floats:
+    """`1 / (1 + exp(-x))` without overflow, any shape."""
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)), dtype=np.float32)
+
+
+def softmax(x: Floats, *, axis: int) -> Floats:
+    """Softmax along one axis without overflow, any shape."""
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return np.asarray(e / e.sum(axis=axis, keepdims=True), dtype=np.float32)
+
+
+def _round(prob: float | np.floating[Any]) -> float:
+    """A probability with six digits, as JSON shows it."""
+    return round(float(prob), 6)

@@ -1,0 +1,98 @@
+"""Temperatures and thresholds from validation logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcl.attribution import Calibration, Logits, sigmoid
+
+Floats = NDArray[np.float32]
+
+
+def fit_calibration(
+    logits: Sequence[Logits],
+    pairs: Sequence[Floats],
+    *,
+    lost: int = 0,
+    steps: Sequence[Floats] = (),
+) -> Calibration:
+    """Choose temperatures for likelihood and thresholds for micro-F1.
+
+    Args:
+        logits: One a validation bag.
+        pairs: `(A, M)` 0 or 1 for each bag.
+        lost: Labels that no turn can show; they count as misses when thresholds are chosen.
+        steps: `(T,)` targets of each bag, where steps are labelled; rows of 0 are left out.
+
+    Returns:
+        The calibration.
+    """
+    levels = {
+        "agent": ([one.agent for one in logits], [pair.max(axis=1) for pair in pairs]),
+        "mode": ([one.mode for one in logits], [pair.max(axis=0) for pair in pairs]),
+        "pair": ([one.pair.ravel() for one in logits], [pair.ravel() for pair in pairs]),
+    }
+    fitted: dict[str, float] = {}
+    for level, (scores, labels) in levels.items():
+        score, label = np.concatenate(scores), np.concatenate(labels)
+        fitted[f"{level}_temperature"] = fit_temperature(score, label)
+        missed = 0 if level == "mode" else lost
+        cut, _ = best_threshold(score, label, missed=missed)
+        fitted[f"{level}_threshold"] = float(
+            sigmoid(np.array(cut / fitted[f"{level}_temperature"], dtype=np.float32))
+        )
+    known = [(one.step, target) for one, target in zip(logits, steps, strict=False) if target.any()]
+    if known:
+        fitted["step_temperature"] = _fit_step_temperature(known)
+    return Calibration(**fitted)
+
+
+def fit_temperature(logits: Floats, labels: Floats) -> float:
+    """Temperature with the least binary cross-entropy, 0.2 to 5.
+
+    Args:
+        logits: `(N,)`.
+        labels: `(N,)`, 0 or 1.
+
+    Source:
+        Guo et al. 2017, "On Calibration of Modern Neural Networks", §4.2, for the binary case.
+    """
+    grid = np.geomspace(0.2, 5.0, 81)
+    losses = [float(np.mean(np.logaddexp(0, logits / t) - labels * logits / t)) for t in grid]
+    return float(grid[int(np.argmin(losses))])
+
+
+def best_threshold(scores: Floats, labels: Floats, *, missed: int = 0) -> tuple[float, float]:
+    """Score from which on to declare for the best micro-F1, and that F1.
+
+    Args:
+        scores: `(N,)`, any real numbers.
+        labels: `(N,)`, 0 or 1.
+        missed: Positives outside the arrays that can never be declared.
+
+    Returns:
+        Threshold, halfway between two scores, and F1, 0 to 1.
+    """
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(labels[order])
+    f1 = 2 * hits / (np.arange(1, len(order) + 1) + labels.sum() + missed)
+    best = int(np.argmax(f1))
+    above = float(scores[order[best]])
+    below = float(scores[order[best + 1]]) if best + 1 < len(order) else above - 1.0
+    return (above + below) / 2, float(f1[best])
+
+
+def _fit_step_temperature(known: Sequence[tuple[Floats, Floats]]) -> float:
+    """Temperature with the least listwise cross-entropy, 0.2 to 5."""
+
+    def loss(temperature: float) -> float:
+        total = 0.0
+        for logits, target in known:
+            scaled = logits / temperature
+            total -= float((target * (scaled - np.logaddexp.reduce(scaled))).sum())
+        return total
+
+    return float(min(np.geomspace(0.2, 5.0, 81), key=loss))

@@ -1,0 +1,348 @@
+"""Examples to tensors: splits by question, cached turn vectors, padded batches.
+
+Letters: `B` bags, `T` turns, `A` agents, `M` = 14 modes, `E` width of a turn vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Sampler
+
+from dcl.bag import Bag
+from dcl.errors import ConfigError
+from dcl.features import describe_vectors
+from dcl.lexical import Words
+from dcl.losses import soften_steps
+from dcl.model import BagTensors
+from dcl.runtime import Encoder
+from dcl.splits import group_of
+from dcl.taxonomy import MODES
+from dcl.trajectory import Example
+
+Floats = NDArray[np.float32]
+
+M = len(MODES)
+
+
+class VectorCache:
+    """Turn vectors on disk, keyed by encoder and content; memory-mapped, append-only.
+
+    `vectors.f16` holds rows of float16, `keys.bin` the 16-byte digests of the windows, in the same
+    order. Vectors are written before their keys, so a process killed at any byte loses at most the
+    rows it was writing; a torn tail is cut off when the cache is opened.
+
+    Args:
+        root: Folder of all caches; one below it a encoder.
+        encoder: Fills what is missing.
+        encoder_hash: sha256 of the encoder's graph.
+    """
+
+    ROWS_AT_ONCE = 512
+
+    def __init__(self, root: Path, encoder: Encoder, encoder_hash: str) -> None:
+        self.folder = root / encoder_hash[:16]
+        self._encoder = encoder
+        self._row_bytes = 2 * encoder.width
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._keys = self._open("keys.bin")
+            self._vectors = self._open("vectors.f16")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder}: expected a place to cache vectors: {error}"
+            ) from None
+        rows = min(
+            os.path.getsize(self._keys) // 16, os.path.getsize(self._vectors) // self._row_bytes
+        )
+        os.truncate(self._keys, rows * 16)
+        os.truncate(self._vectors, rows * self._row_bytes)
+        keys = self._keys.read_bytes()
+        self._row = {keys[i * 16 : i * 16 + 16]: i for i in range(rows)}
+
+    def __call__(
+        self,
+        windows: Sequence[NDArray[np.int32]],
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> NDArray[np.float16]:
+        """Vectors of turns, encoding and keeping those that are not there yet.
+
+        Args:
+            windows: Token ids of each turn, each `(L,)` int32.
+            progress: Called with the number of windows done since the last call.
+
+        Returns:
+            `(N, E)` float16, unit norm.
+        """
+        keys = [self._key(window) for window in windows]
+        missing = {k: w for k, w in zip(keys, windows, strict=True) if k not in self._row}
+        progress(len(windows) - len(missing))
+        fresh = list(missing.items())
+        for start in range(0, len(fresh), self.ROWS_AT_ONCE):
+            chunk = fresh[start : start + self.ROWS_AT_ONCE]
+            self._append([k for k, _ in chunk], self._encoder([w for _, w in chunk]))
+            progress(len(chunk))
+        if not self._row:
+            return np.empty((0, self._encoder.width), dtype=np.float16)
+        stored = np.memmap(self._vectors, dtype=np.float16, mode="r").reshape(
+            -1, self._encoder.width
+        )
+        return np.asarray(stored[[self._row[key] for key in keys]])
+
+    def _append(self, keys: list[bytes], vectors: Floats) -> None:
+        """Write rows, then their keys."""
+        with self._vectors.open("ab") as stream:
+            stream.write(vectors.astype(np.float16).tobytes())
+        with self._keys.open("ab") as stream:
+            stream.write(b"".join(keys))
+        for key in keys:
+            self._row[key] = len(self._row)
+
+    def _open(self, name: str) -> Path:
+        """A file of the cache, made if it is new."""
+        file = self.folder / name
+        file.touch()
+        return file
+
+    @staticmethod
+    def _key(window: NDArray[np.int32]) -> bytes:
+        """Digest of one window."""
+        return hashlib.blake2b(window.astype("<i4").tobytes(), digest_size=16).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One example as arrays, ready to be padded.
+
+    Args:
+        group: Question it belongs to.
+        words: Counted n-grams.
+        agent_index: `(T,)` int64.
+        reply_to: `(T,)` int64.
+        vectors: `(T, E)` float16.
+        task: `(E,)` float16.
+        features: `(T, F)` float32.
+        wide: `(T, M)` float32, filled in when the wide half is fitted.
+        pair: `(A, M)` float32, 0 or 1: what went wrong.
+        known: Whether modes are labelled; if not, only the agents count.
+        faulty: `(A,)` float32, 0 or 1.
+        step: `(T,)` float32, softened target; all 0 where the step is unknown.
+        lost: Labels that name an agent who never speaks; they can only be missed.
+    """
+
+    group: str
+    words: Words
+    agent_index: NDArray[np.int64]
+    reply_to: NDArray[np.int64]
+    vectors: NDArray[np.float16]
+    task: NDArray[np.float16]
+    features: Floats
+    wide: Floats
+    pair: Floats
+    known: bool
+    faulty: Floats
+    step: Floats
+    lost: int = 0
+
+    @property
+    def bag(self) -> tuple[Words, NDArray[np.int64]]:
+        """What the wide half is fitted on."""
+        return self.words, self.agent_index
+
+
+def make_targets(example: Example, sigma: float) -> tuple[Floats, Floats, Floats, bool, int]:
+    """Labels to arrays.
+
+    Args:
+        example: A labelled example.
+        sigma: Width of the softened step target in turns.
+
+    Returns:
+        `pair (A, M)`, `faulty (A,)`, `step (T,)`, whether modes are known, and the number of
+        labels that cannot be reached.
+    """
+    trajectory = example.trajectory
+    position = {agent: a for a, agent in enumerate(trajectory.agents)}
+    pair = np.zeros((len(position), M), dtype=np.float32)
+    faulty = np.zeros(len(position), dtype=np.float32)
+    turns: list[int] = []
+    faults = example.faults or ()
+    for fault in faults:
+        if fault.agent not in position:
+            continue
+        faulty[position[fault.agent]] = 1.0
+        if fault.mode is not None:
+            pair[position[fault.agent], fault.mode.index] = 1.0
+        if fault.step is not None:
+            turn = trajectory.turn_at(fault.step, fault.agent)
+            turns += [] if turn is None else [turn]
+    step = np.zeros(len(trajectory.turns), dtype=np.float32)
+    if turns:
+        step = soften_steps(torch.tensor(turns), len(step), sigma).numpy()
+    lost = sum(fault.agent not in position for fault in faults)
+    return pair, faulty, step, all(fault.mode is not None for fault in faults), lost
+
+
+def make_item(
+    example: Example,
+    bag: Bag,
+    cache: VectorCache,
+    *,
+    sigma: float,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Item:
+    """Encode one bag and add the labels.
+
+    Args:
+        example: A labelled example.
+        bag: Its bag.
+        cache: Turn vectors.
+        sigma: Width of the softened step target in turns.
+        progress: Called with the number of windows done since the last call.
+
+    Returns:
+        The item; `wide` is still 0.
+    """
+    vectors = cache([*bag.windows, bag.task], progress)
+    exact = vectors.astype(np.float32)
+    deviation = describe_vectors(exact[:-1], exact[-1], bag.agent_index)
+    pair, faulty, step, known, lost = make_targets(example, sigma)
+    return Item(
+        group=group_of(example),
+        words=bag.words,
+        agent_index=bag.agent_index,
+        reply_to=bag.reply_to,
+        vectors=vectors[:-1],
+        task=vectors[-1],
+        features=np.concatenate([bag.features, deviation], axis=1),
+        wide=np.zeros((len(bag.windows), M), dtype=np.float32),
+        pair=pair,
+        known=known,
+        faulty=faulty,
+        step=step,
+        lost=lost,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A padded batch with its targets.
+
+    Args:
+        bags: Inputs of the network.
+        pair: `(B, A, M)` float32 targets.
+        known: `(B,)` bool, whether the modes of the bag are labelled.
+        faulty: `(B, A)` float32 targets.
+        step: `(B, T)` float32 targets.
+    """
+
+    bags: BagTensors
+    pair: torch.Tensor
+    known: torch.Tensor
+    faulty: torch.Tensor
+    step: torch.Tensor
+
+
+def collate(items: Sequence[Item]) -> Batch:
+    """Pad items to the longest; a padded turn belongs to no agent."""
+    B = len(items)
+    T = max(len(item.agent_index) for item in items)
+    A = max(len(item.faulty) for item in items)
+    E, width = items[0].vectors.shape[1], items[0].features.shape[1]
+    vectors, features = torch.zeros(B, T, E), torch.zeros(B, T, width)
+    wide, member = torch.zeros(B, T, M), torch.zeros(B, A, T)
+    reply_to = torch.full((B, T), -1, dtype=torch.int64)
+    pair, faulty, step = torch.zeros(B, A, M), torch.zeros(B, A), torch.zeros(B, T)
+    for b, item in enumerate(items):
+        count, agents = len(item.agent_index), len(item.faulty)
+        vectors[b, :count] = torch.from_numpy(item.vectors.astype(np.float32))
+        features[b, :count] = torch.from_numpy(item.features)
+        wide[b, :count] = torch.from_numpy(item.wide)
+        reply_to[b, :count] = torch.from_numpy(item.reply_to)
+        member[b, torch.from_numpy(item.agent_index), torch.arange(count)] = 1.0
+        pair[b, :agents] = torch.from_numpy(item.pair)
+        faulty[b, :agents] = torch.from_numpy(item.faulty)
+        step[b, :count] = torch.from_numpy(item.step)
+    task = torch.from_numpy(np.stack([item.task for item in items]).astype(np.float32))
+    return Batch(
+        bags=BagTensors(vectors, task, features, wide, reply_to, member),
+        pair=pair,
+        known=torch.tensor([item.known for item in items]),
+        faulty=faulty,
+        step=step,
+    )
+
+
+class LengthSampler(Sampler[list[int]]):
+    """Batches of bags of similar length in random order, a new order each epoch.
+
+    The order depends on seed and epoch alone, so a resumed run sees what the whole run would have.
+
+    Args:
+        lengths: Turns of each bag.
+        batch_size: Bags in a batch; > 0.
+        seed: Of the shuffling.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths = np.array(lengths)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order; the trainer calls this."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Positions of each batch."""
+        rng = np.random.default_rng((self.seed, self.epoch))
+        noisy = self.lengths * rng.uniform(0.8, 1.25, len(self.lengths))
+        order = np.argsort(noisy)
+        batches = [
+            order[i : i + self.batch_size].tolist() for i in range(0, len(order), self.batch_size)
+        ]
+        rng.shuffle(batches)
+        return iter(batches)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.lengths) // self.batch_size)
+
+
+class AttributionData(LightningDataModule):
+    """Training and validation items as batches.
+
+    Args:
+        train: Items to learn from.
+        valid: Items to select on; other questions.
+        batch_size: Bags in a batch; > 0.
+        seed: Of the order.
+    """
+
+    def __init__(
+        self, train: Sequence[Item], valid: Sequence[Item], *, batch_size: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.train = train
+        self.valid = valid
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches of similar length in random order."""
+        lengths = [len(item.agent_index) for item in self.train]
+        sampler = LengthSampler(lengths, self.batch_size, self.seed)
+        return DataLoader(self.train, batch_sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Batches in the order of the items."""
+        return DataLoader(self.valid, batch_size=self.batch_size, collate_fn=collate)  # type: ignore[arg-type]

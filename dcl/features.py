@@ -1,0 +1,305 @@
+"""Statistics, lexical cues and deviation of each turn: cheap numbers that mean pooling loses.
+
+All are pure numpy and roughly in -3 to 3. Source of the deviation and statistics lists: AFANet
+(arXiv 2608.18575); cues that pay on Who&When: numbers, error words, the next turn's errors,
+assumptions, code, termination.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcl.trajectory import Trajectory, TurnKind
+
+Floats = NDArray[np.float32]
+
+_CUES: dict[str, str] = {
+    "code": r"```|\bdef \w+\(|\bimport \w+|\breturn\b|;\s*$",
+    "error": r"\berror|\btraceback|exception\b|\bfail|\bnot found\b|exitcode: [1-9]|\bunable\b"
+    r"|\bcannot\b|\bcan't\b|\bcould not\b|\binvalid\b|\btimed? ?out",
+    "success": r"\bcorrect(?:ly)?\b|\bverified\b|\bconfirm|\bsuccessful|\bcompleted?\b|\baccurate",
+    "assumption": r"\bassum|\bsuppos|\bperhaps\b|\bmaybe\b|\bmight\b|\bprobably\b|\blikely\b"
+    r"|\blet's say\b|\bhypothe|\bestimat|\bapproximat",
+    "check": r"\bcheck|\bverif|\btest|\bassert|\bvalidat|\breview|\bconfirm",
+    "termination": r"\bterminat|\btask_done|\bdone\b|\bfinal\b|\bfinish|\bconclu|\bstop\b|\bend\b",
+    "question": r"\?",
+    "contrast": r"\bhowever\b|\bbut\b|\balthough\b|\binstead\b|\bactually\b|\bincorrect|\bwrong\b"
+    r"|\bmistake|\bcontradict|\binconsisten",
+    "vague": r"\bsome(?:thing|how|where)?\b|\bvarious\b|\betc\b|\bstuff\b|\bsort of\b|\bkind of\b"
+    r"|\bcertain\b|\bambigu|\bunclear\b|\bcould be\b|\bdepend",
+    "list": r"(?m)^\s*(?:\d+[.)]|[-*])\s",
+    "repeat": r"\bagain\b|\brepeat|\bonce more\b|\bre-?(?:calculat|verif|check|stat|do)|\bredundan"
+    r"|\balready\b|\bas (?:before|mentioned|stated)\b|\bprevious",
+    "ignore": r"\bignor|\bdisregard|\bregardless\b|\bsetting aside\b|\birrelevant\b|\boverlook"
+    r"|\bdismiss|\bmy own\b|\bindependent",
+    "skip": r"\bskip|\bno need\b|\bunnecessary\b|\bwithout (?:further|verif|check|test)|\bomit"
+    r"|\bassume(?:d)? correct|\bnot necessary\b|\bneedless|\bbypass",
+    "agree": r"\bagree",
+    "loop": r"\bloop|\bendless|\binfinit|\bindefinit|\bcontinu|\bkeep\b|\brecurs|\biterat"
+    r"|\bforever",
+    "goal": r"\bgoal|\bobjective|\bimportant|\bconsider|\bcontext|\binterest|\bhistor|\bbroader",
+    "role": r"\bas an? \w+|\bmy role\b|\bi am\b|\bi'm\b|\bi will\b|\bi'll\b|\byou are\b",
+    "json": r"[{\[]\s*\"",
+    "answer": r"\banswer\b|\\boxed|\bresult\b|####",
+}
+_PATTERNS = {name: re.compile(pattern, re.MULTILINE) for name, pattern in _CUES.items()}
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+_LAYOUT = (
+    "position", "log_turn", "log_turns_left", "is_first", "is_last", "log_turns", "log_agents",
+    "agent_order", "turn_share", "char_share", "own_position", "is_own_first", "is_own_last",
+    "log_own_turns", "log_chars", "length_in_trace", "length_in_own", "word_length", "digit_share",
+    "line_rate", "is_tool_result", "is_short", "distinct_words",
+)  # fmt: skip
+_RELATIONS = (
+    "error_before", "error_after", "claim_without_evidence", "numbers_in_task", "numbers_new",
+    "numbers_alone", "answer_agreement", "answer_changed", "has_numbers", "words_in_task",
+    "words_in_previous", "words_in_own_previous", "words_seen", "words_in_next", "is_repeat",
+)  # fmt: skip
+_DEVIATION = (
+    "from_previous", "from_own_previous", "from_own_mean", "from_trace_mean", "from_others_mean",
+    "to_task", "to_next", "to_nearest_earlier", "to_nearest_other", "own_spread",
+)  # fmt: skip
+
+TEXT_FEATURES: tuple[str, ...] = (*_LAYOUT, *(f"cue_{name}" for name in _CUES), *_RELATIONS)
+"""Names of the columns of `describe_text`."""
+DEVIATION_FEATURES: tuple[str, ...] = _DEVIATION
+"""Names of the columns of `describe_vectors`."""
+FEATURES: tuple[str, ...] = TEXT_FEATURES + DEVIATION_FEATURES
+"""Names of all feature columns, in the order that the model eats."""
+
+
+def describe_text(
+    trajectory: Trajectory,
+    agent_index: NDArray[np.int64],
+    tokens: Sequence[NDArray[np.int32]],
+    task_tokens: NDArray[np.int32],
+) -> Floats:
+    """Layout, cues and relations of each turn, from its text alone.
+
+    Args:
+        trajectory: The run.
+        agent_index: `(T,)` int64, agent of each turn.
+        tokens: Token ids of each turn.
+        task_tokens: Token ids of the task.
+
+    Returns:
+        `(T, len(TEXT_FEATURES))` float32.
+    """
+    texts = [turn.content.lower() for turn in trajectory.turns]
+    cues = np.array(
+        [[len(pattern.findall(text)) for pattern in _PATTERNS.values()] for text in texts],
+        dtype=np.float32,
+    )
+    layout = _describe_layout(trajectory, agent_index, texts, tokens)
+    relations = np.column_stack(
+        [
+            _relate_cues(cues),
+            _relate_numbers(texts, trajectory.task, agent_index),
+            _relate_words(tokens, task_tokens, agent_index),
+        ]
+    )
+    return np.column_stack([layout, np.log1p(cues), relations]).astype(np.float32)
+
+
+def describe_vectors(vectors: Floats, task: Floats, agent_index: NDArray[np.int64]) -> Floats:
+    """How far each turn departs from what surrounds it, in cosine of turn vectors.
+
+    Args:
+        vectors: `(T, D)` float32, unit norm.
+        task: `(D,)` float32, unit norm, vector of the task.
+        agent_index: `(T,)` int64, agent of each turn.
+
+    Returns:
+        `(T, len(DEVIATION_FEATURES))` float32, 0 to 2; 0 where there is nothing to compare.
+
+    Source: AFANet (arXiv 2608.18575), deviation features.
+    """
+    count = len(vectors)
+    cosine = vectors @ vectors.T  # (T, T)
+    same = agent_index[:, None] == agent_index[None, :]
+    earlier = np.tri(count, k=-1, dtype=bool)
+    others = ~same
+    own_mean = _mean_cosine(cosine, same & ~np.eye(count, dtype=bool))
+    own_previous = _last_true(earlier & same)
+    rows = np.arange(count)
+    return np.column_stack(
+        [
+            np.where(rows > 0, 1 - cosine[rows, rows - 1], 0),
+            np.where(own_previous >= 0, 1 - cosine[rows, own_previous], 0),
+            own_mean,
+            _mean_cosine(cosine, ~np.eye(count, dtype=bool)),
+            _mean_cosine(cosine, others),
+            vectors @ task,
+            np.where(rows < count - 1, cosine[rows, (rows + 1) % count], 0),
+            _max_cosine(cosine, earlier),
+            _max_cosine(cosine, others),
+            np.bincount(agent_index, weights=own_mean)[agent_index]
+            / np.bincount(agent_index)[agent_index],
+        ]
+    ).astype(np.float32)
+
+
+def _describe_layout(
+    trajectory: Trajectory,
+    agent_index: NDArray[np.int64],
+    texts: list[str],
+    tokens: Sequence[NDArray[np.int32]],
+) -> Floats:
+    """Position, length and share of talk; columns as in `_LAYOUT`."""
+    count, agents = len(texts), int(agent_index.max()) + 1
+    turn = np.arange(count)
+    chars = np.array([len(text) for text in texts], dtype=np.float64)
+    log_chars = np.log1p(chars)
+    own_turns = np.bincount(agent_index)
+    ordinal = np.zeros(count)
+    for a in range(agents):
+        own = agent_index == a
+        ordinal[own] = np.arange(own.sum())
+    own_log = np.bincount(agent_index, weights=log_chars) / own_turns
+    own_chars = np.bincount(agent_index, weights=chars)
+    size = own_turns[agent_index]
+    sizes = np.array([len(ids) for ids in tokens], dtype=np.float64)
+    distinct = np.array([len(np.unique(ids)) for ids in tokens], dtype=np.float64)
+    return np.column_stack(
+        [
+            turn / max(count - 1, 1),
+            np.log1p(turn),
+            np.log1p(count - 1 - turn),
+            turn == 0,
+            turn == count - 1,
+            np.log1p(np.full(count, count)),
+            np.log1p(np.full(count, agents)),
+            agent_index / agents,
+            size / count,
+            own_chars[agent_index] / max(chars.sum(), 1),
+            ordinal / size,
+            ordinal == 0,
+            ordinal == size - 1,
+            np.log1p(size),
+            log_chars / 3,
+            log_chars - log_chars.mean(),
+            log_chars - own_log[agent_index],
+            chars / np.maximum([len(text.split()) for text in texts], 1) / 6,
+            [sum(map(str.isdigit, text[:4000])) / max(len(text[:4000]), 1) * 5 for text in texts],
+            [text.count("\n") / (len(text) + 1) * 50 for text in texts],
+            [
+                t.kind is TurnKind.TOOL_RESULT or text.startswith("exitcode:")
+                for t, text in zip(trajectory.turns, texts, strict=True)
+            ],
+            chars < 40,
+            distinct / np.maximum(sizes, 1),
+        ]
+    ).astype(np.float32)
+
+
+def _relate_cues(cues: Floats) -> Floats:
+    """Errors around each turn, and success that is claimed without any evidence."""
+    names = list(_CUES)
+    error, success, check, code = (
+        np.minimum(cues[:, names.index(name)], 3) for name in ("error", "success", "check", "code")
+    )
+    return np.column_stack(
+        [
+            np.append(0, error[:-1]),
+            np.append(error[1:], 0),
+            (success > 0) & (check == 0) & (code == 0),
+        ]
+    ).astype(np.float32)
+
+
+def _relate_numbers(texts: list[str], task: str, agent_index: NDArray[np.int64]) -> Floats:
+    """Numbers against the task, the past and the other agents; the last one is the answer."""
+    found = [_NUMBER.findall(text[-8000:]) for text in texts]
+    sets = [set(numbers) for numbers in found]
+    asked = set(_NUMBER.findall(task))
+    seen = set(asked)
+    users: dict[str, set[int]] = {}
+    for numbers, agent in zip(sets, agent_index, strict=True):
+        for number in numbers:
+            users.setdefault(number, set()).add(int(agent))
+    answers = Counter(
+        (int(agent), numbers[-1])
+        for numbers, agent in zip(found, agent_index, strict=True)
+        if numbers
+    )
+    by_answer: Counter[str] = Counter()
+    for (_, answer), times in answers.items():
+        by_answer[answer] += times
+    total = sum(by_answer.values())
+    rows: list[tuple[float, ...]] = []
+    previous: dict[int, str] = {}
+    for numbers, ordered, agent in zip(sets, found, agent_index, strict=True):
+        size = max(len(numbers), 1)
+        answer = ordered[-1] if ordered else None
+        own = sum(times for (who, _), times in answers.items() if who == agent)
+        agreeing = by_answer[answer] - answers[int(agent), answer] if answer else 0
+        rows.append(
+            (
+                len(numbers & asked) / size,
+                len(numbers - seen) / size,
+                sum(users[number] == {int(agent)} for number in numbers) / size,
+                agreeing / max(total - own, 1),
+                answer is not None and previous.get(agent, answer) != answer,
+                bool(numbers),
+            )
+        )
+        seen |= numbers
+        if answer is not None:
+            previous[agent] = answer
+    return np.array(rows, dtype=np.float32)
+
+
+def _relate_words(
+    tokens: Sequence[NDArray[np.int32]],
+    task_tokens: NDArray[np.int32],
+    agent_index: NDArray[np.int64],
+) -> Floats:
+    """Share of each turn's words that also stand in the task, the past and the neighbours."""
+    sets = [set(ids.tolist()) for ids in tokens]
+    task = set(task_tokens.tolist())
+    seen: set[int] = set()
+    own: dict[int, set[int]] = {}
+    texts: set[bytes] = set()
+    rows = []
+    for t, (words, agent) in enumerate(zip(sets, agent_index, strict=True)):
+        size = max(len(words), 1)
+        content = tokens[t].tobytes()
+        rows.append(
+            (
+                len(words & task) / size,
+                len(words & sets[t - 1]) / size if t else 0.0,
+                len(words & own.get(int(agent), set())) / size,
+                len(words & seen) / size,
+                len(words & sets[t + 1]) / size if t + 1 < len(sets) else 0.0,
+                content in texts,
+            )
+        )
+        seen |= words
+        own[int(agent)] = words
+        texts.add(content)
+    return np.array(rows, dtype=np.float32)
+
+
+def _mean_cosine(cosine: Floats, mask: NDArray[np.bool_]) -> Floats:
+    """One minus the mean cosine to the masked turns, 0 where there are none; `(T,)`."""
+    size = mask.sum(axis=1)
+    mean = (cosine * mask).sum(axis=1) / np.maximum(size, 1)
+    return np.where(size > 0, 1 - mean, 0).astype(np.float32)
+
+
+def _max_cosine(cosine: Floats, mask: NDArray[np.bool_]) -> Floats:
+    """Largest cosine to the masked turns, 0 where there are none; `(T,)`."""
+    best = np.where(mask, cosine, -2.0).max(axis=1)
+    return np.where(best > -2, best, 0).astype(np.float32)
+
+
+def _last_true(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Position of the last true entry of each row, -1 where there is none; `(T,)`."""
+    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
+    return np.where(mask.any(axis=1), last, -1)

@@ -1,0 +1,138 @@
+"""OpenTelemetry traces -> trajectories: one for each trace that says anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dcl.errors import TraceError
+from dcl.formats.dialogue import Dialogue
+from dcl.formats.labels import leftover
+from dcl.formats.source import stem
+from dcl.formats.spans import Event, Span, is_export, read_records, read_spans
+from dcl.formats.spantree import SpanTree
+from dcl.trajectory import Example, Trajectory, Turn, TurnKind
+
+_DATA_KEYS = (
+    "resourceSpans",
+    "resource_spans",
+    "resourceLogs",
+    "resource_logs",
+    "spans",
+    "data",
+    "next_cursor",
+)
+
+
+def matches(document: object) -> bool:
+    """Whether a document is OTLP/JSON, a span export, or one span of such."""
+    return is_export(document)
+
+
+def parse(document: object, place: str) -> list[Example]:
+    """Read the traces of one document.
+
+    Args:
+        document: The JSON value.
+        place: Where it stands; gives the id of spans that name no trace.
+
+    Raises:
+        TraceError: If the spans are not nested as the format has it, or none says anything.
+    """
+    batch = Batch(place)
+    batch.add(document)
+    return batch.examples()
+
+
+class Batch:
+    """The documents of one file: a trace may be spread over many, children before parents."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._spans: dict[tuple[str, str], Span] = {}
+        self._records: list[tuple[str, Event]] = []
+        self._extras: dict[str, Any] = {}
+        self._documents = 0
+
+    def add(self, document: object) -> None:
+        """Take the spans of one more document; a span that is there already is left out.
+
+        Raises:
+            TraceError: If they are not nested as the format has it.
+        """
+        spans, records = list(read_spans(document)), list(read_records(document))
+        self._documents += 1
+        for span in spans:
+            self._spans.setdefault((span.trace, span.id), span)
+        self._records += records
+        if isinstance(document, dict) and not (set(document) & {"context", "spanId", "span_id"}):
+            self._extras |= leftover(document, _DATA_KEYS)
+
+    def examples(self) -> list[Example]:
+        """One example for each trace in which anything was said, in order of appearance.
+
+        Other traces, such as those of health checks, are normal in one file and are left out.
+
+        Raises:
+            TraceError: If there are documents, but nothing was said in any of them.
+        """
+        if not self._documents:
+            return []
+        traces: dict[str, list[Span]] = {}
+        for span in self._joined():
+            traces.setdefault(span.trace, []).append(span)
+        read = (self._example(trace, spans) for trace, spans in traces.items())
+        found = [example for example in read if example is not None]
+        if not found:
+            names = ", ".join(dict.fromkeys(span.name for span in self._spans.values()))
+            raise TraceError(
+                "",
+                f"expected spans with messages, inputs or outputs, got {len(self._spans)} spans "
+                f"without ({names[:80]}); was content capture switched off?",
+            )
+        return found
+
+    def _joined(self) -> Sequence[Span]:
+        """The spans, with the log records that are their events."""
+        events: dict[str, list[Event]] = {}
+        for span_id, event in self._records:
+            events.setdefault(span_id, []).append(event)
+        return [
+            replace(span, events=(*span.events, *events.get(span.id, ())))
+            for span in self._spans.values()
+        ]
+
+    def _example(self, trace: str, spans: Sequence[Span]) -> Example | None:
+        """The trajectory of one trace; None if nothing was said in it."""
+        tree = SpanTree(spans)
+        turns = Dialogue(tree).turns()
+        if not turns:
+            return None
+        trajectory = Trajectory(
+            id=trace or stem(self.place),
+            task=_task(turns),
+            turns=tuple(turns),
+            outcome="failure" if any(span.error for span in tree.roots) else None,
+            metadata=self._extras | _about(spans),
+        )
+        return Example(trajectory=trajectory, origin="otlp")
+
+
+def _task(turns: Sequence[Turn]) -> str:
+    """What the user asked first."""
+    asked = (t.content for t in turns if t.role == "user" and t.kind is TurnKind.MESSAGE)
+    return next(asked, "")
+
+
+def _about(spans: Sequence[Span]) -> dict[str, Any]:
+    """Resource and conversation of a trace, where it names them."""
+    about: dict[str, Any] = {}
+    resource = next((dict(span.resource) for span in spans if span.resource), None)
+    if resource:
+        about["resource"] = resource
+    for key in ("gen_ai.conversation.id", "session.id"):
+        for span in spans:
+            if span.attributes.get(key):
+                about.setdefault("conversation", span.attributes[key])
+    return about

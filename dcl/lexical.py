@@ -1,0 +1,122 @@
+"""The lexical channel: word-piece uni- and bigrams of whole turns, and the wide half they feed.
+
+The wide half is a linear model: every n-gram has one weight a mode, and a pair logit is the
+tf-idf weighted sum over all turns of an agent. The sum splits over turns, so each turn's share is
+exact evidence and not an approximation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BIGRAM_ROWS = 1 << 18
+"""Rows that the bigrams are hashed into."""
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """Counted n-grams of the turns of one bag, as sorted triples.
+
+    Args:
+        turn: `(N,)` int64, 0-based turn of each entry, ascending.
+        row: `(N,)` int64, row of the n-gram in the lexical table.
+        count: `(N,)` float32, how often it stands in the turn, > 0.
+    """
+
+    turn: NDArray[np.int64]
+    row: NDArray[np.int64]
+    count: NDArray[np.float32]
+
+
+def count_words(turns: Sequence[NDArray[np.int32]], vocabulary: int) -> Words:
+    """Count the uni- and bigrams of each turn.
+
+    Args:
+        turns: Token ids of each turn without special tokens, each `(n,)` int32, n >= 0.
+        vocabulary: Number of token ids; unigrams take these rows, bigrams the rows above.
+
+    Returns:
+        The counted n-grams in order of turn, then row.
+    """
+    per_turn = [np.unique(_rows(ids, vocabulary), return_counts=True) for ids in turns]
+    return Words(
+        turn=np.repeat(np.arange(len(turns)), [len(rows) for rows, _ in per_turn]),
+        row=np.concatenate([rows for rows, _ in per_turn]),
+        count=np.concatenate([counts for _, counts in per_turn]).astype(np.float32),
+    )
+
+
+def weigh_words(
+    words: Words, agent_index: NDArray[np.int64], idf: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Weight of each entry in the tf-idf vector of its agent.
+
+    The agent's vector has entries `(1 + ln tf) * idf` over all of its turns and unit length; an
+    n-gram that stands in several turns of the agent shares its weight among them by count.
+
+    Args:
+        words: n-grams of the bag.
+        agent_index: `(T,)` int64, agent of each turn.
+        idf: `(V,)` float32, one a row of the lexical table.
+
+    Returns:
+        `(N,)` float32, >= 0.
+    """
+    agent = agent_index[words.turn]
+    key = agent * len(idf) + words.row
+    unique, inverse = np.unique(key, return_inverse=True)
+    term_count = np.bincount(inverse, weights=words.count, minlength=len(unique))
+    weight = (1.0 + np.log(term_count)) * idf[unique % len(idf)]
+    owner = unique // len(idf)
+    norm = np.sqrt(np.bincount(owner, weights=weight**2))
+    weight /= np.maximum(norm[owner], 1e-12)
+    share: NDArray[np.float32] = (weight[inverse] * words.count / term_count[inverse]).astype(
+        np.float32
+    )
+    return share
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lexicon:
+    """The wide half: idf and one row of mode weights for every n-gram.
+
+    Args:
+        idf: `(V,)` float32, inverse document frequency; a document is one agent's turns.
+        table: `(V, M)` float16, weight of the n-gram for each mode.
+    """
+
+    idf: NDArray[np.float32]
+    table: NDArray[np.float16]
+
+    def __call__(self, words: Words, agent_index: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Wide logits split by turn.
+
+        Args:
+            words: n-grams of the bag.
+            agent_index: `(T,)` int64, agent of each turn.
+
+        Returns:
+            `(T, M)` float32; summed over the turns of an agent they are its wide pair logits
+            without the bias.
+        """
+        weight = weigh_words(words, agent_index, self.idf)
+        mass = self.table[words.row].astype(np.float32) * weight[:, None]  # (N, M)
+        logits = np.zeros((len(agent_index), self.table.shape[1]), dtype=np.float32)
+        starts = np.flatnonzero(np.diff(words.turn, prepend=-1))
+        if len(starts):
+            logits[words.turn[starts]] = np.add.reduceat(mass, starts, axis=0)
+        return logits
+
+
+def _rows(ids: NDArray[np.int32], vocabulary: int) -> NDArray[np.int64]:
+    """Table rows of all uni- and bigrams of one turn, with repeats."""
+    wide = ids.astype(np.uint64)
+    mixed = (wide[:-1] * np.uint64(vocabulary) + wide[1:]) * _MULTIPLIER
+    hashed = (mixed >> np.uint64(64 - 18)).astype(np.int64) + vocabulary
+    return np.concatenate([ids.astype(np.int64), hashed])

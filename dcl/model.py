@@ -1,0 +1,327 @@
+"""The attribution network, from turn vectors to logits, top to bottom.
+
+Letters: `B` bags, `T` turns, `A` agents, `M` = 14 modes, `D` width, `E` width of a turn vector,
+`F` features, `H` heads, `K` width of the prototype space.
+
+The turn encoder stands before it and has its own graph, so that a new turn costs one encoder call
+and the whole bag one cheap call of this network. Bags are padded: a padded turn belongs to no
+agent, a padded agent has no turn. Agents are slots of a trajectory, so the names of agents never
+enter, and permuting agents permutes the output and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dcl.features import FEATURES
+from dcl.taxonomy import MODES
+
+M = len(MODES)
+RELATIONS = ("past", "past", "future", "future", "same", "same", "reply", "replied")
+"""What each head of a context layer may look at; one set of weights a head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of the network and its switches."""
+
+    vector_width: int = 384
+    """Width of a turn vector, as the encoder gives it."""
+    width: int = 256
+    """Width of a turn inside the network; a multiple of the 8 context heads."""
+    layers: int = 2
+    """Context layers over the turns; 0 looks at each turn alone."""
+    dropout: float = 0.2
+    """Share of activations dropped in training, 0 to 1."""
+    prototype_width: int = 128
+    """Width of the space in which evidence is compared with prototypes."""
+    prototypes: int = 4
+    """Prototypes of each error mode."""
+    archetypes: int = 8
+    """Role archetypes in the agent bank."""
+    rank: int = 64
+    """Rank of the bilinear pair head."""
+    use_text: bool = True
+    """Read the turn vectors."""
+    use_features: bool = True
+    """Read statistics, cues and deviation."""
+    use_wide: bool = True
+    """Read the wide lexical half and add it to the pair logits."""
+    use_mix: bool = True
+    """Add the product gate of agent and mode score to the pair logits."""
+    use_bilinear: bool = True
+    """Add the low-rank bilinear form to the pair logits."""
+    use_error_bank: bool = True
+    """Score modes by cosine to the error prototypes; otherwise by a linear layer."""
+    use_agent_bank: bool = True
+    """Describe agents by their soft match with the role archetypes."""
+
+
+class BagTensors(NamedTuple):
+    """A padded batch of bags."""
+
+    vectors: Tensor
+    """`(B, T, E)` float32, unit norm."""
+    task: Tensor
+    """`(B, E)` float32, unit norm."""
+    features: Tensor
+    """`(B, T, F)` float32."""
+    wide: Tensor
+    """`(B, T, M)` float32, wide logits split by turn."""
+    reply_to: Tensor
+    """`(B, T)` int64, -1 where there is none."""
+    member: Tensor
+    """`(B, A, T)` float32, 1 where the turn is the agent's."""
+
+
+class BagLogits(NamedTuple):
+    """Logits of a padded batch; entries of padded turns and agents mean nothing."""
+
+    agent: Tensor
+    """`(B, A)`."""
+    mode: Tensor
+    """`(B, M)`."""
+    pair: Tensor
+    """`(B, A, M)`."""
+    step: Tensor
+    """`(B, T)`, before softmax over turns."""
+    attention: Tensor
+    """`(B, T, M)`, before softmax over the turns of one agent."""
+    evidence: Tensor
+    """`(B, A, M, K)`, unit norm: evidence in the prototype space."""
+
+
+class ContextLayer(nn.Module):
+    """Attention over turns in which each head follows one relation, then a gated feed-forward.
+
+    Args:
+        config: Width and dropout are read.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = len(RELATIONS)
+        self.norm = nn.LayerNorm(config.width)
+        self.project = nn.Linear(config.width, 3 * config.width)
+        self.merge = nn.Linear(config.width, config.width)
+        self.slope = nn.Parameter(torch.zeros(self.heads))
+        self.feed = nn.Sequential(
+            nn.LayerNorm(config.width),
+            nn.Linear(config.width, 2 * config.width),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(2 * config.width, config.width),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, turns: Tensor, allowed: Tensor) -> Tensor:
+        """Let each turn look at its relations.
+
+        Args:
+            turns: `(B, T, D)`.
+            allowed: `(B, H, T, T)` bool, whether turn t (row) may look at turn s in this head.
+
+        Returns:
+            `(B, T, D)`.
+        """
+        B, T, D = turns.shape
+        query, key, value = (
+            self.project(self.norm(turns))
+            .view(B, T, 3, self.heads, D // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )  # each (B, H, T, D/H)
+        order = torch.arange(T, device=turns.device)
+        distance = torch.log1p((order[:, None] - order[None, :]).abs().float())  # (T, T)
+        logits = query @ key.transpose(-1, -2) / math.sqrt(D // self.heads)  # (B, H, T, T)
+        logits = logits - F.softplus(self.slope)[:, None, None] * distance
+        logits = logits.masked_fill(~allowed, -1e4)
+        # A constant logit of 0 is a place to look at nothing: the first turn has no past.
+        rest = torch.zeros_like(logits[..., :1])
+        weights = torch.cat([logits, rest], dim=-1).softmax(dim=-1)[..., :T]
+        mixed = (weights @ value).transpose(1, 2).reshape(B, T, D)
+        turns = turns + self.dropout(self.merge(mixed))
+        fed: Tensor = self.dropout(self.feed(turns))
+        return turns + fed
+
+
+class Model(nn.Module):
+    """Turn vectors, features and wide logits in; agent, mode, pair and step logits out.
+
+    Args:
+        config: Shape and switches.
+
+    Source:
+        Aegis (arXiv 2509.14295) §5.3 for banks, pair heads and evidence; Ilse et al. 2018 for the
+        gated attention.
+    """
+
+    feature_mean: Tensor
+    feature_scale: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        D, K = config.width, config.prototype_width
+        self.register_buffer("feature_mean", torch.zeros(len(FEATURES)))
+        self.register_buffer("feature_scale", torch.ones(len(FEATURES)))
+        self.read_text = nn.Linear(2 * config.vector_width, D)
+        self.read_features = nn.Sequential(nn.Linear(len(FEATURES), D), nn.GELU(), nn.Linear(D, D))
+        self.read_wide = nn.Linear(2 * M, D)
+        self.input_norm = nn.LayerNorm(D)
+        self.context = nn.ModuleList(ContextLayer(config) for _ in range(config.layers))
+        self.output_norm = nn.LayerNorm(D)
+        self.gate_value = nn.Linear(D, K)
+        self.gate_open = nn.Linear(D, K)
+        self.query = nn.Linear(K, M + 1)  # one query a mode, and one for the agent as a whole
+        self.to_error_space = nn.Linear(D, K)
+        self.error_bank = nn.Parameter(torch.randn(M, config.prototypes, K))
+        self.error_scale = nn.Parameter(torch.tensor(math.log(5.0)))
+        self.score_mode = nn.Parameter(torch.randn(M, D) / math.sqrt(D))
+        self.to_agent_space = nn.Linear(D, K)
+        self.agent_bank = nn.Parameter(torch.randn(config.archetypes, K))
+        self.score_agent = nn.Linear(D + K, 1)
+        self.bilinear_agent = nn.Linear(D + K, config.rank)
+        self.bilinear_error = nn.Linear(D, config.rank)
+        self.mix_strength = nn.Parameter(torch.tensor(1.0))
+        self.wide_mix = nn.Parameter(torch.eye(M))
+        self.pair_bias = nn.Parameter(torch.full((M,), -1.0))
+        self.agent_bias = nn.Parameter(torch.tensor(0.0))
+        self.mode_bias = nn.Parameter(torch.tensor(0.0))
+        self.score_step = nn.Linear(D, 1)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        vectors: Tensor,
+        task: Tensor,
+        features: Tensor,
+        wide: Tensor,
+        reply_to: Tensor,
+        member: Tensor,
+    ) -> BagLogits:
+        """Score a padded batch of bags; the arguments are those of `BagTensors`."""
+        turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
+        allowed = relate(reply_to, member)  # (B, H, T, T)
+        for layer in self.context:
+            turns = layer(turns, allowed)
+        turns = self.output_norm(turns)
+        gated = torch.tanh(self.gate_value(turns)) * torch.sigmoid(self.gate_open(turns))
+        attention = self.query(gated)  # (B, T, M + 1)
+        own = member[..., None] > 0  # (B, A, T, 1)
+        weights = attention[:, None].masked_fill(~own, -1e4).softmax(dim=2)  # (B, A, T, M + 1)
+        evidence = torch.einsum("batm,btd->bamd", weights, turns)  # (B, A, M + 1, D)
+        pair, space = self.score_pairs(evidence[:, :, :M], evidence[:, :, M], wide, member)
+        real = member.sum(dim=2)[..., None] > 0  # (B, A, 1)
+        masked = pair.masked_fill(~real, -1e4)
+        return BagLogits(
+            agent=pair.logsumexp(dim=2) + self.agent_bias,
+            mode=masked.logsumexp(dim=1) + self.mode_bias,
+            pair=pair,
+            step=self.score_steps(turns, pair, weights[..., :M], member),
+            attention=attention[..., :M],
+            evidence=space,
+        )
+
+    def read(
+        self, vectors: Tensor, task: Tensor, features: Tensor, wide: Tensor, member: Tensor
+    ) -> Tensor:
+        """Each turn's own input, before any context: `(B, T, D)`."""
+        text = self.read_text(torch.cat([vectors, vectors * task[:, None]], dim=-1) * 8.0)
+        scaled = ((features - self.feature_mean) / self.feature_scale).clamp(-5.0, 5.0)
+        by_agent = member.transpose(1, 2) @ (member @ wide)  # (B, T, M): the turn's agent's logits
+        read: Tensor = self.input_norm(
+            self.dropout(text) * self.config.use_text
+            + self.dropout(self.read_features(scaled)) * self.config.use_features
+            + self.dropout(self.read_wide(torch.cat([wide, by_agent], -1))) * self.config.use_wide
+        )
+        return read
+
+    def score_pairs(
+        self, evidence: Tensor, agent: Tensor, wide: Tensor, member: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Pair logits, and the evidence in the prototype space.
+
+        Args:
+            evidence: `(B, A, M, D)`, what each agent's turns say about each mode.
+            agent: `(B, A, D)`, what they say about the agent as a whole.
+            wide: `(B, T, M)`.
+            member: `(B, A, T)`.
+
+        Returns:
+            `(B, A, M)` logits and `(B, A, M, K)` unit vectors.
+        """
+        space = F.normalize(self.to_error_space(evidence), dim=-1)  # (B, A, M, K)
+        if self.config.use_error_bank:
+            cosine = torch.einsum("bamk,mpk->bamp", space, F.normalize(self.error_bank, dim=-1))
+            scale = self.error_scale.exp()
+            mode = (scale * cosine).logsumexp(dim=-1) - math.log(self.config.prototypes)
+        else:
+            mode = torch.einsum("bamd,md->bam", evidence, self.score_mode)
+        role = F.normalize(self.to_agent_space(agent), dim=-1)  # (B, A, K)
+        bank = F.normalize(self.agent_bank, dim=-1)
+        archetype = (role @ bank.T * 10.0).softmax(dim=-1) @ bank  # (B, A, K)
+        described = torch.cat([agent, archetype * self.config.use_agent_bank], dim=-1)
+        pair = mode + self.pair_bias
+        if self.config.use_mix:
+            both = F.logsigmoid(self.score_agent(described)) + F.logsigmoid(mode)  # log p(a) p(m)
+            both = both.clamp(max=-1e-4)
+            pair = pair + self.mix_strength * (both - torch.log1p(-both.exp()))
+        if self.config.use_bilinear:
+            left = self.bilinear_agent(described)[:, :, None]  # (B, A, 1, rank)
+            pair = pair + (left * self.bilinear_error(evidence)).sum(-1) / math.sqrt(
+                self.config.rank
+            )
+        if self.config.use_wide:
+            pair = pair + (member @ wide) @ self.wide_mix
+        return pair, space
+
+    def score_steps(self, turns: Tensor, pair: Tensor, weights: Tensor, member: Tensor) -> Tensor:
+        """Step logits: the log of the pair odds that flow to each turn by its evidence weights.
+
+        Args:
+            turns: `(B, T, D)`.
+            pair: `(B, A, M)`.
+            weights: `(B, A, T, M)`, evidence weights.
+            member: `(B, A, T)`.
+
+        Returns:
+            `(B, T)`.
+        """
+        odds = torch.einsum("batm,bam->bat", weights, torch.sigmoid(pair))  # (B, A, T)
+        flow = (odds * member).sum(dim=1)  # (B, T)
+        own: Tensor = self.score_step(turns).squeeze(-1)
+        return torch.log(flow + 1e-6) + own
+
+
+def relate(reply_to: Tensor, member: Tensor) -> Tensor:
+    """Which turns each head may look at.
+
+    Args:
+        reply_to: `(B, T)` int64.
+        member: `(B, A, T)` float32.
+
+    Returns:
+        `(B, H, T, T)` bool in the order of `RELATIONS`; row = the turn that looks.
+    """
+    T = reply_to.shape[1]
+    order = torch.arange(T, device=reply_to.device)
+    real = member.sum(dim=1) > 0  # (B, T)
+    both = real[:, :, None] & real[:, None, :]
+    past = (order[:, None] > order[None, :])[None] & both
+    future = (order[:, None] < order[None, :])[None] & both
+    same = (member.transpose(1, 2) @ member > 0) & both
+    reply = (reply_to[:, :, None] == order[None, None, :]) & both
+    relations = {
+        "past": past,
+        "future": future,
+        "same": same,
+        "reply": reply,
+        "replied": reply.transpose(1, 2),
+    }
+    return torch.stack([relations[name] for name in RELATIONS], dim=1)

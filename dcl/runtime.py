@@ -1,0 +1,214 @@
+"""The onnxruntime scorer: one encoder call a turn, one cheap head call a bag.
+
+Turns are encoded one at a time. On a CPU a batch is no faster, padding is wasted work, and int8
+with scales taken from the batch would make a turn's vector depend on its neighbours; alone, a
+turn has the same vector in every run, so whole-run and turn-by-turn results agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from dcl.artifact import (
+    ENCODER,
+    HEAD,
+    LEXICON,
+    TOKENIZER,
+    Artifact,
+    EncoderSource,
+    load_lexicon,
+    open_artifact,
+)
+from dcl.attribution import Attributor, Floats, Logits
+from dcl.bag import Bag, BagMaker
+from dcl.errors import ArtifactError, ConfigError
+from dcl.features import describe_vectors
+from dcl.lexical import Lexicon
+
+OUTPUTS = ("agent", "mode", "pair", "step", "attention")
+"""Outputs of `head.onnx`, in order."""
+
+
+class Encoder:
+    """Token windows to turn vectors.
+
+    Args:
+        file: The ONNX graph.
+        threads: Turns encoded side by side; > 0.
+        remember: Vectors kept by content, least recently used first out; 0 keeps none.
+
+    Raises:
+        ArtifactError: If the graph cannot be loaded.
+    """
+
+    def __init__(self, file: Path, *, threads: int = 1, remember: int = 4096) -> None:
+        self._session = open_session(file)
+        self._inputs = [node.name for node in self._session.get_inputs()]
+        self.width: int = self._session.get_outputs()[0].shape[-1]
+        self.threads = threads
+        self._remember = remember
+        self._known: OrderedDict[bytes, Floats] = OrderedDict()
+
+    def __call__(self, windows: Sequence[NDArray[np.int32]]) -> Floats:
+        """Encode turns.
+
+        Args:
+            windows: Token ids of each turn, each `(L,)` int32 with special tokens.
+
+        Returns:
+            `(N, E)` float32, unit norm, in the same order.
+        """
+        keys = [window.tobytes() for window in windows]
+        missing = {
+            key: window for key, window in zip(keys, windows, strict=True) if key not in self._known
+        }
+        fresh = dict(zip(missing, self._encode_all(list(missing.values())), strict=True))
+        rows = [fresh[key] if key in fresh else self._known[key] for key in keys]
+        for key, row in zip(keys, rows, strict=True):
+            self._known[key] = row
+            self._known.move_to_end(key)
+        while len(self._known) > self._remember:
+            self._known.popitem(last=False)
+        return np.stack(rows)
+
+    def _encode_all(self, windows: Sequence[NDArray[np.int32]]) -> list[Floats]:
+        """Encode turns side by side; onnxruntime lets go of the interpreter while it works."""
+        if self.threads == 1 or len(windows) < 2:
+            return [self._encode(window) for window in windows]
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(self._encode, windows))
+
+    def _encode(self, window: NDArray[np.int32]) -> Floats:
+        """Vector of one turn, `(E,)`."""
+        ids = window[None].astype(np.int64)
+        feed = dict(zip(self._inputs, (ids, np.ones_like(ids)), strict=True))
+        vector: Floats = self._session.run(None, feed)[0][0]
+        return vector
+
+
+class OnnxScorer:
+    """Scores bags with two graphs and the lexicon.
+
+    Args:
+        encoder: Turn encoder.
+        head: Graph of the attribution network.
+        lexicon: Wide half.
+    """
+
+    def __init__(self, encoder: Encoder, head: ort.InferenceSession, lexicon: Lexicon) -> None:
+        self.encoder = encoder
+        self.head = head
+        self.lexicon = lexicon
+
+    def __call__(self, bags: Sequence[Bag]) -> list[Logits]:
+        """Score bags; turns of all of them are encoded together, heads run one by one."""
+        windows = [window for bag in bags for window in (*bag.windows, bag.task)]
+        vectors = self.encoder(windows)
+        scores, start = [], 0
+        for bag in bags:
+            stop = start + len(bag.windows)
+            scores.append(self._score(bag, vectors[start:stop], vectors[stop]))
+            start = stop + 1
+        return scores
+
+    def _score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
+        """One head call."""
+        feed = {name: array[None] for name, array in head_inputs(bag, vectors, task, self.lexicon)}
+        return Logits(*(output[0] for output in self.head.run(list(OUTPUTS), feed)))
+
+
+def head_inputs(
+    bag: Bag, vectors: Floats, task: Floats, lexicon: Lexicon
+) -> list[tuple[str, NDArray[np.generic]]]:
+    """Named inputs of the attribution network for one bag, without the batch axis.
+
+    Args:
+        bag: The bag.
+        vectors: `(T, E)` float32, its turn vectors.
+        task: `(E,)` float32, vector of its task.
+        lexicon: Wide half.
+
+    Returns:
+        Pairs of name and array in the order of `dcl.model.BagTensors`.
+    """
+    deviation = describe_vectors(vectors, task, bag.agent_index)
+    member = bag.agent_index[None, :] == np.arange(len(bag.agents))[:, None]  # (A, T)
+    return [
+        ("vectors", vectors),
+        ("task", task),
+        ("features", np.concatenate([bag.features, deviation], axis=1)),
+        ("wide", lexicon(bag.words, bag.agent_index)),
+        ("reply_to", bag.reply_to),
+        ("member", member.astype(np.float32)),
+    ]
+
+
+def load(path: str | Path | None = None, *, threads: int | None = None) -> Attributor:
+    """Load a model and everything it needs; torch is not among it.
+
+    Args:
+        path: An exported model folder; None means the one that ships.
+        threads: Turns encoded side by side; None means every core this process may use.
+
+    Raises:
+        ArtifactError: If the folder is missing, damaged, or not exported yet.
+        ConfigError: If `threads` is not positive.
+    """
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads: expected at least 1, got {threads}")
+    artifact = open_artifact(None if path is None else Path(path))
+    encoder = Encoder(artifact.path / ENCODER, threads=threads or count_cores())
+    scorer = OnnxScorer(
+        encoder, open_session(artifact.path / HEAD), load_lexicon(artifact.path / LEXICON)
+    )
+    return Attributor(load_bagger(artifact), scorer, artifact.calibration)
+
+
+def load_bagger(artifact: Artifact | EncoderSource) -> BagMaker:
+    """The bag maker of a model.
+
+    Raises:
+        ArtifactError: If the tokenizer cannot be read.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ArtifactError(f"{artifact.path / TOKENIZER}: cannot be read: {error}") from None
+    return BagMaker(tokenizer, head=artifact.window.head, tail=artifact.window.tail)
+
+
+def open_session(file: Path) -> ort.InferenceSession:
+    """An onnxruntime session for a CPU with no threads of its own.
+
+    Raises:
+        ArtifactError: If the file is missing or not a graph that this onnxruntime can run.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False  # an arena only grows where shapes vary
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3
+    if not file.is_file():
+        raise ArtifactError(f"{file}: expected an exported model; run `python -m export convert`")
+    try:
+        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors share no public base
+        raise ArtifactError(f"{file}: onnxruntime cannot load it: {error}") from None
+
+
+def count_cores() -> int:
+    """Cores that this process may use, which in a container is fewer than the host has."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every platform
+        return os.cpu_count() or 1
