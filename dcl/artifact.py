@@ -25,7 +25,6 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -159,7 +158,7 @@ def load_lexicon(file: Path) -> Lexicon:
     try:
         with np.load(file, allow_pickle=False) as tables:
             idf, table = tables["idf"], tables["table"]
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except Exception as error:  # a damaged archive raises almost anything
         raise ArtifactError(f"{file}: expected the tables of the wide half: {error}") from None
     if idf.ndim != 1 or table.shape != (len(idf), len(MODES)):
         raise ArtifactError(
@@ -178,10 +177,16 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: expected a model folder, found none; check --model")
     manifest = _read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), dict):
+    if manifest.get("format") != FORMAT:
         raise ArtifactError(
             f"{folder / MANIFEST}: expected format {FORMAT}, got {manifest.get('format')!r}; "
             "this model needs another version of dcl"
+        )
+    listed = manifest.get("files")
+    if not isinstance(listed, dict) or not all(map(_is_entry, listed.values())):
+        raise ArtifactError(
+            f"{folder / MANIFEST}: files: expected sha256 and bytes of each file; "
+            "fetch or export the model again"
         )
     return manifest
 
@@ -241,6 +246,11 @@ def write_artifact(
         ConfigError: If the place cannot be written.
     """
     try:
+        if not _is_free(folder):
+            raise ConfigError(
+                f"{folder}: expected a new place, an empty folder or an older model to replace, "
+                "found something else; choose another place"
+            )
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
@@ -291,6 +301,22 @@ def _open(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if broken:
         raise ArtifactError(f"{folder}: {broken[0]}; fetch or export the model again")
     return manifest, _read_json(folder / CONFIG)
+
+
+def _is_entry(value: object) -> bool:
+    """Whether this is what a manifest says about one file."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("sha256"), str)
+        and isinstance(value.get("bytes"), int)
+    )
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether a model may be put here: nothing, an empty folder, or an older model."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -77,11 +77,13 @@ def best_threshold(scores: Floats, labels: Floats, *, missed: int = 0) -> tuple[
         Threshold, halfway between two scores, and F1, 0 to 1.
     """
     order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
     hits = np.cumsum(labels[order])
     f1 = 2 * hits / (np.arange(1, len(order) + 1) + labels.sum() + missed)
-    best = int(np.argmax(f1))
-    above = float(scores[order[best]])
-    below = float(scores[order[best + 1]]) if best + 1 < len(order) else above - 1.0
+    reachable = np.append(ranked[:-1] > ranked[1:], True)  # equal scores are declared together
+    best = int(np.argmax(np.where(reachable, f1, -1.0)))
+    above = float(ranked[best])
+    below = float(ranked[best + 1]) if best + 1 < len(order) else above - 1.0
     return (above + below) / 2, float(f1[best])
 
 

@@ -52,11 +52,12 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a user's mistake never shows a traceback."""
+        if sys.stdin is None:  # closed by the caller; reads as empty then
+            sys.stdin = io.TextIOWrapper(io.BytesIO())
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(
-                    errors="backslashreplace"
-                )  # an ASCII locale is no reason to fail
+                # An ASCII locale is no reason to fail.
+                stream.reconfigure(errors="backslashreplace")
         try:
             try:
                 return super().invoke(ctx)
@@ -70,7 +71,8 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # Python flushes once more at exit; let that go nowhere instead of fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if sys.stdout is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
@@ -220,12 +222,12 @@ def validate(
         names.update(run.agents)
         count["turns"] += len(run.turns)
         count["labelled"] += example.faults is not None
-        count["faults"] += len(example.faults or ())
+        count["labels"] += len(example.faults or ())
         count["warnings"] += len(problems)
     typer.echo(
-        f"{tally.traces} traces, {count['turns']} turns, {len(names)} agents, "
-        f"{count['faults']} labels on {count['labelled']} traces; "
-        f"{tally.unreadable} unreadable, {count['warnings']} warnings"
+        f"traces {tally.traces}, turns {count['turns']}, agents {len(names)}, "
+        f"labelled {count['labelled']}, labels {count['labels']}, "
+        f"unreadable {tally.unreadable}, warnings {count['warnings']}"
     )
     if tally.unreadable:
         raise typer.Exit(TraceError.exit_code)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -232,23 +233,19 @@ def make_item(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A padded batch with its targets.
-
-    Args:
-        bags: Inputs of the network.
-        pair: `(B, A, M)` float32 targets.
-        known: `(B,)` bool, whether the modes of the bag are labelled.
-        faulty: `(B, A)` float32 targets.
-        step: `(B, T)` float32 targets.
-    """
+class Batch(NamedTuple):
+    """A padded batch with its targets."""
 
     bags: BagTensors
+    """Inputs of the network."""
     pair: torch.Tensor
+    """`(B, A, M)` float32, 0 or 1."""
     known: torch.Tensor
+    """`(B,)` bool, whether the modes of the bag are labelled."""
     faulty: torch.Tensor
+    """`(B, A)` float32, 0 or 1."""
     step: torch.Tensor
+    """`(B, T)` float32, softened target."""
 
 
 def collate(items: Sequence[Item]) -> Batch:
@@ -297,6 +294,11 @@ class LengthSampler(Sampler[list[int]]):
         self.batch_size = batch_size
         self.seed = seed
         self.epoch = 0
+
+    @property
+    def sampler(self) -> LengthSampler:
+        """Itself: of a batch sampler the trainer asks the sampler inside for `set_epoch`."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order; the trainer calls this."""

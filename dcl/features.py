@@ -32,7 +32,7 @@ _CUES: dict[str, str] = {
     r"|\bmistake|\bcontradict|\binconsisten",
     "vague": r"\bsome(?:thing|how|where)?\b|\bvarious\b|\betc\b|\bstuff\b|\bsort of\b|\bkind of\b"
     r"|\bcertain\b|\bambigu|\bunclear\b|\bcould be\b|\bdepend",
-    "list": r"(?m)^\s*(?:\d+[.)]|[-*])\s",
+    "list": r"^[^\S\n]*(?:\d+[.)]|[-*])\s",
     "repeat": r"\bagain\b|\brepeat|\bonce more\b|\bre-?(?:calculat|verif|check|stat|do)|\bredundan"
     r"|\balready\b|\bas (?:before|mentioned|stated)\b|\bprevious",
     "ignore": r"\bignor|\bdisregard|\bregardless\b|\bsetting aside\b|\birrelevant\b|\boverlook"

@@ -42,13 +42,13 @@ from dcl.data import AttributionData, Batch, Item, VectorCache, make_item
 from dcl.errors import ConfigError
 from dcl.formats import read_examples
 from dcl.inference import score_items
-from dcl.lexical import Lexicon
+from dcl.lexical import BIGRAM_ROWS, Lexicon
 from dcl.losses import asymmetric_loss, contrastive_loss, hierarchy_loss, step_loss
 from dcl.model import BagLogits, BagTensors, Model, ModelConfig
 from dcl.runtime import Encoder, count_cores, load_bagger
 from dcl.splits import Split, fold_of, group_of, split_of
 from dcl.trajectory import Example
-from dcl.wide import fit_lexicon
+from dcl.wide import document_rows, fit_idf, fit_table, stack_documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,18 +390,17 @@ def fit_wide(
         work: Keeps what is fitted, so that a resumed run does not fit it again.
     """
     usable = [item for item in items["train"] if item.known]
+    bags = [item.bag for item in usable]
+    labels = np.concatenate([item.pair for item in usable])
+    idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
+    documents = stack_documents(bags, idf)
     lexicons = []
     for fold in track(range(config.folds + 1), "fitting the wide half"):
         file = work / f"wide-{fold}.npz"
         if not file.exists():
-            part = [item for item in usable if fold_of(item.group, config.folds) != fold]
-            lexicon = fit_lexicon(
-                [item.bag for item in part],
-                [item.pair for item in part],
-                vocabulary=vocabulary,
-                strength=config.wide_strength,
-            )
-            save_lexicon(lexicon, file)
+            rows = document_rows(bags, [fold_of(i.group, config.folds) != fold for i in usable])
+            table = fit_table(documents[rows], labels[rows], strength=config.wide_strength)
+            save_lexicon(Lexicon(idf=idf, table=table), file)
         lexicons.append(load_lexicon(file))
     whole = lexicons[-1]  # no item is in the fold after the last: this one saw them all
     for split, members in items.items():

@@ -7,6 +7,7 @@ All are frozen. `from_dict` checks what comes from outside and names the path of
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,8 @@ from typing import Any, Literal
 
 from dcl.errors import TraceError
 from dcl.taxonomy import ErrorMode
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 SCHEMA = "dcl.trajectory/1"
 """Value of the `schema` key in this package's own JSON."""
@@ -352,7 +355,7 @@ def expect_int(row: Mapping[str, Any], key: str, place: str) -> int:
         TraceError: If it is missing or no whole number.
     """
     value = row.get(key)
-    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         shown = repr(value) if isinstance(value, (str, float)) else name_type(value)

@@ -5,23 +5,27 @@ Letters: `N` documents (one an agent of a trajectory), `V` rows of the lexical t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import minimize
 
-from dcl.lexical import BIGRAM_ROWS, Lexicon, Words, weigh_words
+from dcl.lexical import Words, weigh_words
 
 Floats = NDArray[np.float32]
+TaggedWords = tuple[Words, NDArray[np.int64]]
+"""n-grams of a bag, and the agent index of its turns."""
 
 
-def fit_idf(bags: Sequence[tuple[Words, NDArray[np.int64]]], rows: int, least: int) -> Floats:
+def fit_idf(bags: Iterable[TaggedWords], rows: int, *, least: int = 3) -> Floats:
     """Inverse document frequencies, with 0 for n-grams too rare to learn from.
 
     Args:
-        bags: n-grams and agent index of each training bag.
+        bags: Training bags.
         rows: Rows `V` of the lexical table.
         least: Documents in which an n-gram must stand.
 
@@ -38,49 +42,67 @@ def fit_idf(bags: Sequence[tuple[Words, NDArray[np.int64]]], rows: int, least: i
     return np.where(frequency >= least, idf, 0.0).astype(np.float32)
 
 
-def fit_lexicon(
-    bags: Sequence[tuple[Words, NDArray[np.int64]]],
-    targets: Sequence[Floats],
-    *,
-    vocabulary: int,
-    strength: float,
-    least: int = 3,
-    iterations: int = 100,
-) -> Lexicon:
-    """Fit one logistic regression a mode on the tf-idf vectors of agents.
+def stack_documents(bags: Iterable[TaggedWords], idf: Floats) -> sparse.csr_matrix:
+    """tf-idf vectors of all agents of all bags.
 
     Args:
-        bags: n-grams and agent index of each training bag.
-        targets: `(A, M)` 0 or 1 for each bag.
-        vocabulary: Number of token ids; the bigram rows come on top.
+        bags: Bags, `A` agents each.
+        idf: `(V,)` float32.
+
+    Returns:
+        `(N, V)` float32 of unit rows, in order of bag, then agent.
+    """
+    data, row, column, start = [], [], [], 0
+    for words, agent_index in bags:
+        weight = weigh_words(words, agent_index, idf)
+        kept = weight > 0
+        data.append(weight[kept])
+        row.append((agent_index[words.turn[kept]] + start).astype(np.int32))
+        column.append(words.row[kept].astype(np.int32))
+        start += int(agent_index.max()) + 1
+    entries = (np.concatenate(data), (np.concatenate(row), np.concatenate(column)))
+    return sparse.csr_matrix(entries, shape=(start, len(idf)), dtype=np.float32)
+
+
+def fit_table(
+    documents: sparse.csr_matrix,
+    labels: Floats,
+    *,
+    strength: float,
+    iterations: int = 60,
+) -> NDArray[np.float16]:
+    """Fit one logistic regression a mode.
+
+    Args:
+        documents: `(N, V)` tf-idf vectors.
+        labels: `(N, M)`, 0 or 1.
         strength: Inverse weight of the squared norm; > 0. Larger fits closer.
-        least: Documents in which an n-gram must stand.
         iterations: Most L-BFGS steps.
 
     Returns:
-        The wide half. Its intercept is left out, as the network has one.
+        `(V, M)` float16 weights; the intercept is left out, as the network has one.
 
     Source:
-        The `liblinear` form of the problem: squared norm / 2 + strength * sum of log losses.
+        The primal problem of `liblinear`: squared norm / 2 + strength * sum of log losses.
     """
-    rows = vocabulary + BIGRAM_ROWS
-    idf = fit_idf(bags, rows, least)
-    used = np.flatnonzero(idf)
-    documents = _stack(bags, idf)[:, used]
-    labels = np.concatenate(targets).astype(np.float32)  # (N, M)
+    used = np.unique(documents.indices)
+    narrow = documents[:, used]
+    forward, backward = _to_torch(narrow), _to_torch(narrow.T.tocsr())
+    target = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.float32))
     shape = (len(used) + 1, labels.shape[1])
     start = np.zeros(shape)
     start[-1] = np.log((labels.mean(axis=0) + 1e-4) / (1 - labels.mean(axis=0) + 1e-4))
 
     def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        weights = flat.reshape(shape).astype(np.float32)
-        logits = documents @ weights[:-1] + weights[-1]  # (N, M)
-        prob = 0.5 * (1 + np.tanh(0.5 * logits))
-        loss = np.logaddexp(0, logits).sum() - (logits * labels).sum()
-        slope = strength * (prob - labels)
-        gradient = np.vstack([documents.T @ slope + weights[:-1], slope.sum(axis=0)])
-        value = strength * float(loss) + 0.5 * float((weights[:-1] ** 2).sum())
-        return value, gradient.ravel().astype(np.float64)
+        weights = torch.from_numpy(flat.reshape(shape).astype(np.float32))
+        logits = forward @ weights[:-1] + weights[-1]  # (N, M)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, target, reduction="none"
+        ).sum(dtype=torch.float64)
+        slope = strength * (torch.sigmoid(logits) - target)
+        gradient = torch.cat([backward @ slope + weights[:-1], slope.sum(0, keepdim=True)])
+        value = strength * float(loss) + 0.5 * float((weights[:-1] ** 2).sum(dtype=torch.float64))
+        return value, gradient.double().numpy().ravel()
 
     solved = minimize(
         objective,
@@ -89,20 +111,24 @@ def fit_lexicon(
         method="L-BFGS-B",
         options={"maxiter": iterations, "maxcor": 8, "ftol": 1e-6},
     )
-    table = np.zeros((rows, labels.shape[1]), dtype=np.float16)
+    table = np.zeros((documents.shape[1], labels.shape[1]), dtype=np.float16)
     table[used] = solved.x.reshape(shape)[:-1]
-    return Lexicon(idf=idf, table=table)
+    return table
 
 
-def _stack(bags: Sequence[tuple[Words, NDArray[np.int64]]], idf: Floats) -> sparse.csr_matrix:
-    """tf-idf vectors of all agents of all bags, `(N, V)`."""
-    data, row, column, start = [], [], [], 0
-    for words, agent_index in bags:
-        weight = weigh_words(words, agent_index, idf)
-        kept = weight > 0
-        data.append(weight[kept])
-        row.append((agent_index[words.turn] + start)[kept].astype(np.int32))
-        column.append(words.row[kept].astype(np.int32))
-        start += int(agent_index.max()) + 1
-    entries = (np.concatenate(data), (np.concatenate(row), np.concatenate(column)))
-    return sparse.csr_matrix(entries, shape=(start, len(idf)), dtype=np.float32)
+def document_rows(bags: Sequence[TaggedWords], chosen: Sequence[bool]) -> NDArray[np.bool_]:
+    """Which rows of `stack_documents` belong to the chosen bags; `(N,)` bool."""
+    agents = [int(agent_index.max()) + 1 for _, agent_index in bags]
+    return np.repeat(np.asarray(chosen, dtype=bool), agents)
+
+
+def _to_torch(matrix: sparse.csr_matrix) -> torch.Tensor:
+    """The same matrix for torch, whose product runs on all threads."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse (CSR|invariant)", UserWarning)  # beta notice
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(matrix.indptr),
+            torch.from_numpy(matrix.indices),
+            torch.from_numpy(matrix.data),
+            size=matrix.shape,
+        )

@@ -9,7 +9,8 @@ from typing import Any
 
 from dcl.errors import ConfigError, FormatError, TraceError
 from dcl.formats import aegis, chat, magentic, native, otlp, whowhen
-from dcl.formats.source import STDIN, Document, documents, files
+from dcl.formats.jsontext import Document
+from dcl.formats.source import STDIN, documents, files
 from dcl.trajectory import Example, Trajectory, name_type
 
 __all__ = ["FORMATS", "detect", "read_examples", "read_trajectories", "scan"]
@@ -28,7 +29,7 @@ FORMATS: tuple[str, ...] = tuple(_MODULES)
 """Names of the known formats, in the order in which `detect` tries them."""
 
 _AUTO = "auto"
-_RECORDS = ("native", "aegis", "whowhen")
+_RECORDS = ("native", "aegis", "whowhen", "magentic", "chat")
 
 
 def detect(document: object) -> str:

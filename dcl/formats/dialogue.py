@@ -71,12 +71,19 @@ class Dialogue:
         what it set off.
         """
         moments = []
-        for span in self._tree.spans:
+        last: dict[str, int] = {}
+        # Deepest first: whatever the clocks say, a span closes after all that it holds.
+        for span in sorted(self._tree.spans, key=self._tree.start_by_depth, reverse=True):
             time, depth, order = self._tree.start(span)
-            moments.append(((time, 0, depth, order, 0), span, True))
-            end = (max(span.end, time), 1, -depth, order, 1)
-            close = end if span.id in self._around else (time, 0, depth, order, 1)
-            moments.append((close, span, False))
+            moments.append(((time, 1, depth, order, 0), span, True))
+            closes = time + 1
+            if span.id in self._around:
+                closes = max(span.end, closes, last.get(span.id, 0))
+                moments.append(((closes, 0, -depth, order, 1), span, False))
+            else:
+                moments.append(((time, 1, depth, order, 1), span, False))
+            for above in self._tree.ancestors(span)[:1]:
+                last[above.id] = max(last.get(above.id, 0), closes)
         moments.sort(key=lambda moment: moment[0])
         return ((span, opens) for _, span, opens in moments)
 

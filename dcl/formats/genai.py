@@ -39,6 +39,7 @@ _ASIDES = ("embedding", "reranker", "prompt", "guardrail", "evaluator")
 _EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|(choice))")
 _MESSAGE_KEYS = ("role", "parts", "tool.name", "message")
 _ROLE = re.compile(r'"role"\s*:\s*"(\w{1,20})"')
+_BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
 
 Said = tuple[list[Piece], list[Piece]]
@@ -189,7 +190,7 @@ def _salvage(text: str) -> tuple[list[Any], str]:
     position = text.index("[") + 1
     rows: list[Any] = []
     while True:
-        match = re.compile(r"[\s,]*").match(text, position)
+        match = _BETWEEN.match(text, position)
         position = match.end() if match else position
         if text[position : position + 1] in ("]", ""):
             return rows, ""

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from dcl.errors import TraceError
+from dcl.formats.attributes import first, plain, read_attributes
 from dcl.trajectory import expect_list, expect_object
 
 _RESOURCES = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs")
@@ -16,12 +17,6 @@ _SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "scopeLog
 _RECORDS = ("spans", "logRecords", "log_records")
 _LISTS = ("spans", "data")
 _SPAN_IDS = ("spanId", "span_id")
-_SCALARS = (
-    ("stringValue", "string_value"),
-    ("boolValue", "bool_value"),
-    ("doubleValue", "double_value"),
-    ("bytesValue", "bytes_value"),
-)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -87,31 +82,9 @@ def read_records(document: object) -> Iterator[tuple[str, Event]]:
         if "logs" in place.lower():
             attributes = read_attributes(row.get("attributes"), place)
             name = row.get("eventName") or row.get("event_name") or attributes.get("event.name")
-            body = _value(row.get("body"))
+            body = plain(row.get("body"))
             fields = body if isinstance(body, Mapping) else {"content": body} if body else {}
-            yield _identity(_first(row, *_SPAN_IDS), 16), Event(str(name), {**attributes, **fields})
-
-
-def read_attributes(value: object, place: str) -> dict[str, Any]:
-    """Attributes with dotted names, from the typed list of OTLP or from a plain object.
-
-    Raises:
-        TraceError: If it is neither.
-    """
-    if isinstance(value, list):
-        pairs = (expect_object(row, f"{place}.attributes[{i}]") for i, row in enumerate(value))
-        return {str(pair.get("key")): _value(pair.get("value")) for pair in pairs}
-    found: dict[str, Any] = {}
-    # Some exporters nest objects where others write dots: one spelling serves all readers.
-    pending = [("", expect_object(value or {}, f"{place}.attributes"))]
-    while pending:
-        prefix, row = pending.pop()
-        for key, entry in row.items():
-            if isinstance(entry, Mapping) and entry:
-                pending.append((f"{prefix}{key}.", entry))
-            else:
-                found[f"{prefix}{key}"] = entry
-    return found
+            yield _identity(first(row, *_SPAN_IDS), 16), Event(str(name), {**attributes, **fields})
 
 
 Row = tuple[Mapping[str, Any], Mapping[str, Any], str]
@@ -181,23 +154,22 @@ def _span(row: Mapping[str, Any], resource: Mapping[str, Any], place: str) -> Sp
     attributes = read_attributes(row.get("attributes"), place)
     if row.get("span_kind"):
         attributes.setdefault("openinference.span.kind", row["span_kind"])
-    identity = _identity(_first(row, *_SPAN_IDS) or _first(context, *_SPAN_IDS), 16)
+    identity = _identity(first(row, *_SPAN_IDS) or first(context, *_SPAN_IDS), 16)
     if not identity:
         raise TraceError(place, "expected a span with a span id, got none")
     events = tuple(_events(row.get("events"), place))
     return Span(
         id=identity,
         trace=_identity(
-            _first(row, "traceId", "trace_id") or _first(context, "traceId", "trace_id"), 32
+            first(row, "traceId", "trace_id") or first(context, "traceId", "trace_id"), 32
         ),
         parent=_identity(
-            _first(row, "parentSpanId", "parent_span_id", "parent_id")
-            or _first(parent, *_SPAN_IDS),
+            first(row, "parentSpanId", "parent_span_id", "parent_id") or first(parent, *_SPAN_IDS),
             16,
         ),
         name=str(row.get("name") or ""),
-        start=_time(_first(row, "startTimeUnixNano", "start_time_unix_nano", "start_time")),
-        end=_time(_first(row, "endTimeUnixNano", "end_time_unix_nano", "end_time")),
+        start=_time(first(row, "startTimeUnixNano", "start_time_unix_nano", "start_time")),
+        end=_time(first(row, "endTimeUnixNano", "end_time_unix_nano", "end_time")),
         attributes=attributes,
         events=events,
         error=_error(row, attributes, events),
@@ -217,12 +189,12 @@ def _error(row: Mapping[str, Any], attributes: Mapping[str, Any], events: tuple[
     """What went wrong in a span; empty if its status is not an error."""
     status = row.get("status")
     status = status if isinstance(status, Mapping) else {"code": status}
-    code = _first(status, "code", "status_code") or row.get("status_code")
+    code = first(status, "code", "status_code") or row.get("status_code")
     if str(code).upper().removeprefix("STATUS_CODE_") not in ("2", "ERROR"):
         return ""
     raised = next((e.attributes for e in events if e.name == "exception"), {})
     texts = (
-        _first(status, "message", "description"),
+        first(status, "message", "description"),
         row.get("status_message"),
         raised.get("exception.message"),
         attributes.get("exception.message"),
@@ -230,11 +202,6 @@ def _error(row: Mapping[str, Any], attributes: Mapping[str, Any], events: tuple[
         attributes.get("error.type"),
     )
     return next((str(text) for text in texts if text), "unknown error")
-
-
-def _first(row: Mapping[str, Any], *keys: str) -> Any:
-    """The first value that is there and not empty."""
-    return next((row[key] for key in keys if row.get(key) not in (None, "")), None)
 
 
 def _identity(value: object, width: int) -> str:
@@ -262,25 +229,3 @@ def _time(value: object) -> int:
         moment = moment.replace(tzinfo=timezone.utc)
     gap = moment - _EPOCH
     return ((gap.days * 86_400 + gap.seconds) * 1_000_000 + gap.microseconds) * 1_000
-
-
-def _value(value: object) -> Any:
-    """A typed value of OTLP as plain JSON; anything else as it is."""
-    if not isinstance(value, Mapping):
-        return value
-    for keys in _SCALARS:
-        if (found := _first(value, *keys)) is not None or any(key in value for key in keys):
-            return "" if found is None else found
-    number = _first(value, "intValue", "int_value")
-    if number is not None:
-        return int(number) if re.fullmatch(r"-?[0-9]{1,20}", str(number)) else number
-    array = _first(value, "arrayValue", "array_value")
-    if isinstance(array, Mapping):
-        values = array.get("values")
-        return [_value(entry) for entry in values] if isinstance(values, list) else []
-    pairs = _first(value, "kvlistValue", "kvlist_value")
-    if isinstance(pairs, Mapping):
-        values = pairs.get("values")
-        rows = [row for row in values if isinstance(row, dict)] if isinstance(values, list) else []
-        return {str(row.get("key")): _value(row.get("value")) for row in rows}
-    return dict(value) or None

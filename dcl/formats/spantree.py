@@ -48,6 +48,11 @@ class SpanTree:
         time = max(entry.start for entry in (span, *above))
         return time, len(above), self._position[span.id]
 
+    def start_by_depth(self, span: Span) -> tuple[int, int]:
+        """Sort key: depth, time."""
+        time, depth, _ = self.start(span)
+        return depth, time
+
     def owner(self, span: Span) -> str:
         """The agent at work in a span.
 

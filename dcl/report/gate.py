@@ -33,19 +33,17 @@ class Gate:
             ConfigError: If the text is none of these.
         """
         head, colon, tail = text.partition(":")
-        mode: ErrorMode | None = None
-        # The mode first: `2.5` is a code, and no probability looks like one.
+        mode, number = None, text
+        with suppress(ValueError):  # the mode first: `2.5` is one, and no probability looks so
+            mode, number = ErrorMode.parse(head), tail
+        if mode and not colon:
+            return cls(mode, None)
         with suppress(ValueError):
-            mode = ErrorMode.parse(head)
-        number = tail if mode else text
-        try:
-            prob = float(number) if colon or not mode else None
-            if prob is None or 0 <= prob <= 1:
+            prob = float(number)
+            if 0 <= prob <= 1:
                 return cls(mode, prob)
-        except ValueError:
-            pass
         raise ConfigError(
-            f"--fail-on: expected a probability from 0 to 1, a mode such as FM-2.5, "
+            "--fail-on: expected a probability from 0 to 1, a mode such as FM-2.5, "
             f"or both as FM-2.5:0.8; got {text!r}"
         )
 
