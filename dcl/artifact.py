@@ -156,7 +156,8 @@ def load_lexicon(file: Path) -> Lexicon:
         ArtifactError: If it is damaged or its tables do not have the expected shape.
     """
     try:
-        with np.load(file, allow_pickle=False) as tables:
+        # numpy leaves a file that it opened itself open where the archive is damaged.
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as tables:
             idf, table = tables["idf"], tables["table"]
     except Exception as error:  # a damaged archive raises almost anything
         raise ArtifactError(f"{file}: expected the tables of the wide half: {error}") from None

@@ -123,7 +123,12 @@ class Attribution:
         Args:
             threshold: Replaces the calibrated thresholds of agents and pairs, 0 to 1.
             top_k: Gives the `top_k` most probable pairs and ignores all thresholds; > 0.
+
+        Raises:
+            ValueError: If `top_k` is not positive.
         """
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k must be > 0, got {top_k}")
         pair_cut = self.calibration.pair_threshold if threshold is None else threshold
         agent_cut = self.calibration.agent_threshold if threshold is None else threshold
         if top_k is not None:

@@ -6,6 +6,7 @@ Letters: `T` turns, `A` agents, `N` counted n-grams, `F` features.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,8 +64,9 @@ class BagMaker:
         agents = trajectory.agents
         position = {agent: a for a, agent in enumerate(agents)}
         agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
-        tokens = [self.tokenize(turn.content) for turn in trajectory.turns]
-        task = self.tokenize(trajectory.task)
+        *tokens, task = self.tokenize(
+            [*(turn.content for turn in trajectory.turns), trajectory.task]
+        )
         return Bag(
             agents=agents,
             agent_index=agent_index,
@@ -75,14 +77,20 @@ class BagMaker:
             features=describe_text(trajectory, agent_index, tokens, task),
         )
 
-    def tokenize(self, text: str) -> NDArray[np.int32]:
-        """Token ids of a whole text without special tokens, `(n,)` int32, n >= 0.
+    def tokenize(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Token ids of whole texts without special tokens.
 
         Lone surrogates, which logs cut inside an emoji hold, become question marks.
+
+        Args:
+            texts: Any texts, also empty ones.
+
+        Returns:
+            One `(n,)` int32 a text, n >= 0.
         """
-        clean = text.encode("utf-8", "replace").decode("utf-8")
-        ids = self._tokenizer.encode(clean, add_special_tokens=False).ids
-        return np.array(ids, dtype=np.int32)
+        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def window(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """What the encoder reads of a turn: its head and tail between `[CLS]` and `[SEP]`."""

@@ -30,14 +30,8 @@ def fit_calibration(
     Returns:
         The calibration.
     """
-    levels = {
-        "agent": ([one.agent for one in logits], [pair.max(axis=1) for pair in pairs]),
-        "mode": ([one.mode for one in logits], [pair.max(axis=0) for pair in pairs]),
-        "pair": ([one.pair.ravel() for one in logits], [pair.ravel() for pair in pairs]),
-    }
     fitted: dict[str, float] = {}
-    for level, (scores, labels) in levels.items():
-        score, label = np.concatenate(scores), np.concatenate(labels)
+    for level, (score, label) in _levels(logits, pairs).items():
         fitted[f"{level}_temperature"] = fit_temperature(score, label)
         missed = 0 if level == "mode" else lost
         cut, _ = best_threshold(score, label, missed=missed)
@@ -48,6 +42,34 @@ def fit_calibration(
     if known:
         fitted["step_temperature"] = _fit_step_temperature(known)
     return Calibration(**fitted)
+
+
+def score_levels(
+    logits: Sequence[Logits],
+    pairs: Sequence[Floats],
+    calibration: Calibration,
+    *,
+    lost: int = 0,
+) -> dict[str, float]:
+    """Micro-F1 of each level at its calibrated threshold, in points of 0 to 100.
+
+    Args:
+        logits: One a bag.
+        pairs: `(A, M)` 0 or 1 for each bag.
+        calibration: Temperatures and thresholds, fitted on other bags.
+        lost: Labels that no turn can show; they count as misses.
+
+    Returns:
+        `agent`, `mode` and `pair` to F1. Agents and modes count by their own thresholds.
+    """
+    scores = {}
+    for level, (score, label) in _levels(logits, pairs).items():
+        prob = sigmoid(score / getattr(calibration, f"{level}_temperature"))
+        declared = prob >= getattr(calibration, f"{level}_threshold")
+        missed = 0 if level == "mode" else lost
+        total = max(float(declared.sum() + label.sum() + missed), 1.0)
+        scores[level] = round(200 * float((declared * label).sum()) / total, 2)
+    return scores
 
 
 def fit_temperature(logits: Floats, labels: Floats) -> float:
@@ -85,6 +107,23 @@ def best_threshold(scores: Floats, labels: Floats, *, missed: int = 0) -> tuple[
     above = float(ranked[best])
     below = float(ranked[best + 1]) if best + 1 < len(order) else above - 1.0
     return (above + below) / 2, float(f1[best])
+
+
+def _levels(logits: Sequence[Logits], pairs: Sequence[Floats]) -> dict[str, tuple[Floats, Floats]]:
+    """Logits and labels of every level, all bags in one row."""
+    scores = {
+        "agent": [one.agent for one in logits],
+        "mode": [one.mode for one in logits],
+        "pair": [one.pair.ravel() for one in logits],
+    }
+    labels = {
+        "agent": [pair.max(axis=1) for pair in pairs],
+        "mode": [pair.max(axis=0) for pair in pairs],
+        "pair": [pair.ravel() for pair in pairs],
+    }
+    return {
+        level: (np.concatenate(scores[level]), np.concatenate(labels[level])) for level in scores
+    }
 
 
 def _fit_step_temperature(known: Sequence[tuple[Floats, Floats]]) -> float:

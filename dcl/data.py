@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
@@ -38,8 +39,8 @@ class VectorCache:
     """Turn vectors on disk, keyed by encoder and content; memory-mapped, append-only.
 
     `vectors.f16` holds rows of float16, `keys.bin` the 16-byte digests of the windows, in the same
-    order. Vectors are written before their keys, so a process killed at any byte loses at most the
-    rows it was writing; a torn tail is cut off when the cache is opened.
+    order. Vectors are written before their keys and under a lock, so a process killed at any byte
+    loses at most the rows it was writing, and several processes may share a cache.
 
     Args:
         root: Folder of all caches; one below it a encoder.
@@ -61,13 +62,11 @@ class VectorCache:
             raise ConfigError(
                 f"{self.folder}: expected a place to cache vectors: {error}"
             ) from None
-        rows = min(
-            os.path.getsize(self._keys) // 16, os.path.getsize(self._vectors) // self._row_bytes
-        )
-        os.truncate(self._keys, rows * 16)
-        os.truncate(self._vectors, rows * self._row_bytes)
-        keys = self._keys.read_bytes()
-        self._row = {keys[i * 16 : i * 16 + 16]: i for i in range(rows)}
+        self._lock = FileLock(self.folder / "lock")
+        self._rows = 0
+        self._row: dict[bytes, int] = {}
+        with self._lock:
+            self._refresh()
 
     def __call__(
         self,
@@ -99,13 +98,26 @@ class VectorCache:
         return np.asarray(stored[[self._row[key] for key in keys]])
 
     def _append(self, keys: list[bytes], vectors: Floats) -> None:
-        """Write rows, then their keys."""
-        with self._vectors.open("ab") as stream:
-            stream.write(vectors.astype(np.float16).tobytes())
-        with self._keys.open("ab") as stream:
-            stream.write(b"".join(keys))
-        for key in keys:
-            self._row[key] = len(self._row)
+        """Write rows, then their keys, after what other processes have written meanwhile."""
+        with self._lock:
+            self._refresh()
+            with self._vectors.open("ab") as stream:
+                stream.write(vectors.astype(np.float16).tobytes())
+            with self._keys.open("ab") as stream:
+                stream.write(b"".join(keys))
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Learn the rows on disk, and cut off what a killed process left half written."""
+        rows = min(self._keys.stat().st_size // 16, self._vectors.stat().st_size // self._row_bytes)
+        os.truncate(self._keys, rows * 16)
+        os.truncate(self._vectors, rows * self._row_bytes)
+        with self._keys.open("rb") as stream:
+            stream.seek(self._rows * 16)
+            new = stream.read()
+        for i in range(rows - self._rows):
+            self._row.setdefault(new[i * 16 : i * 16 + 16], self._rows + i)
+        self._rows = rows
 
     def _open(self, name: str) -> Path:
         """A file of the cache, made if it is new."""

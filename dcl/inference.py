@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from dcl.artifact import ENCODER, LEXICON, WEIGHTS, Artifact, load_lexicon, open_artifact
 from dcl.attribution import Attributor, Logits
 from dcl.bag import Bag
 from dcl.data import Item, collate
+from dcl.errors import ArtifactError
 from dcl.lexical import Lexicon
 from dcl.model import BagLogits, Model, ModelConfig
 from dcl.runtime import OUTPUTS, Encoder, count_cores, head_inputs, load_bagger
@@ -81,7 +83,20 @@ def load_trained(path: Path) -> Attributor:
 
 
 def load_model(artifact: Artifact) -> Model:
-    """The network of a trained model, in evaluation mode."""
-    model = Model(ModelConfig(**artifact.model))
-    model.load_state_dict(load_file(artifact.path / WEIGHTS))
+    """The network of a trained model, in evaluation mode.
+
+    Raises:
+        ArtifactError: If it holds no weights for torch, or they do not fit this version.
+    """
+    file = artifact.path / WEIGHTS
+    if WEIGHTS not in artifact.manifest["files"]:
+        raise ArtifactError(f"{file}: expected weights; give a folder that `dcl train` wrote")
+    try:
+        model = Model(ModelConfig(**artifact.model))
+        model.load_state_dict(load_file(file))
+    except (RuntimeError, TypeError, SafetensorError) as error:
+        raise ArtifactError(
+            f"{file}: the weights do not fit this version of dcl: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from None
     return model.eval()

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import onnxruntime as ort
@@ -39,7 +40,7 @@ OUTPUTS = ("agent", "mode", "pair", "step", "attention")
 
 
 class Encoder:
-    """Token windows to turn vectors.
+    """Token windows to turn vectors; safe to share between threads.
 
     Args:
         file: The ONNX graph.
@@ -57,6 +58,7 @@ class Encoder:
         self.threads = threads
         self._remember = remember
         self._known: OrderedDict[bytes, Floats] = OrderedDict()
+        self._lock = Lock()
 
     def __call__(self, windows: Sequence[NDArray[np.int32]]) -> Floats:
         """Encode turns.
@@ -68,17 +70,19 @@ class Encoder:
             `(N, E)` float32, unit norm, in the same order.
         """
         keys = [window.tobytes() for window in windows]
+        with self._lock:
+            found = {key: self._known[key] for key in keys if key in self._known}
         missing = {
-            key: window for key, window in zip(keys, windows, strict=True) if key not in self._known
+            key: window for key, window in zip(keys, windows, strict=True) if key not in found
         }
-        fresh = dict(zip(missing, self._encode_all(list(missing.values())), strict=True))
-        rows = [fresh[key] if key in fresh else self._known[key] for key in keys]
-        for key, row in zip(keys, rows, strict=True):
-            self._known[key] = row
-            self._known.move_to_end(key)
-        while len(self._known) > self._remember:
-            self._known.popitem(last=False)
-        return np.stack(rows)
+        found |= zip(missing, self._encode_all(list(missing.values())), strict=True)
+        with self._lock:
+            for key in keys:
+                self._known[key] = found[key]
+                self._known.move_to_end(key)
+            while len(self._known) > self._remember:
+                self._known.popitem(last=False)
+        return np.stack([found[key] for key in keys])
 
     def _encode_all(self, windows: Sequence[NDArray[np.int32]]) -> list[Floats]:
         """Encode turns side by side; onnxruntime lets go of the interpreter while it works."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQD
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn, track
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -30,111 +29,22 @@ from dcl.artifact import (
     LEXICON,
     TOKENIZER,
     WEIGHTS,
-    EncoderSource,
     hash_file,
-    load_lexicon,
     open_encoder,
     save_lexicon,
     write_artifact,
 )
-from dcl.calibration import best_threshold, fit_calibration
-from dcl.data import AttributionData, Batch, Item, VectorCache, make_item
+from dcl.attribution import Calibration
+from dcl.calibration import best_threshold, fit_calibration, score_levels
+from dcl.config import LossConfig, TrainConfig
+from dcl.data import AttributionData, Batch, Item
 from dcl.errors import ConfigError
-from dcl.formats import read_examples
 from dcl.inference import score_items
-from dcl.lexical import BIGRAM_ROWS, Lexicon
 from dcl.losses import asymmetric_loss, contrastive_loss, hierarchy_loss, step_loss
-from dcl.model import BagLogits, BagTensors, Model, ModelConfig
-from dcl.runtime import Encoder, count_cores, load_bagger
-from dcl.splits import Split, fold_of, group_of, split_of
-from dcl.trajectory import Example
-from dcl.wide import document_rows, fit_idf, fit_table, stack_documents
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Where examples come from."""
-
-    train: tuple[str, ...]
-    """Files or folders in any format `dcl` reads; their questions are split by hash."""
-    held_out: tuple[str, ...] = ()
-    """Files or folders that are never trained on; only held-out questions of them are used."""
-    valid_share: float = 0.08
-    """Share of questions for selection, thresholds and temperatures, 0 to 1."""
-    test_share: float = 0.08
-    """Share of questions that are only reported, 0 to 1."""
-    cache: str = "~/.cache/dcl/vectors"
-    """Folder that keeps turn vectors between runs."""
-    limit: int = 0
-    """Most examples read of each file, 0 for all: for trying things out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """Weights and constants of the losses."""
-
-    agent: float = 0.3
-    """Weight of the agent level inside the classification loss."""
-    mode: float = 0.3
-    """Weight of the mode level inside the classification loss."""
-    contrastive: float = 0.05
-    """Weight of the supervised contrastive loss (Aegis: 0.4)."""
-    hierarchy: float = 0.6
-    """Weight of the hierarchy hinge (Aegis: 0.6)."""
-    step: float = 0.2
-    """Weight of the listwise step loss."""
-    gamma_negative: float = 0.0
-    """Focusing of negatives in the asymmetric loss; 0 is plain cross-entropy."""
-    margin: float = 0.0
-    """Probability under which a negative counts as solved, 0 to 1."""
-    temperature: float = 0.07
-    """Divides the cosines of the contrastive loss; > 0."""
-    sigma: float = 1.0
-    """Width of the softened step target in turns; 0 is one-hot."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """One training run."""
-
-    data: DataConfig
-    """Where examples come from."""
-    out: str
-    """Folder of the trained model; the work in progress is kept beside it until it is done."""
-    encoder: str | None = None
-    """Folder with `encoder.onnx`, `tokenizer.json` and `config.json`; None is the shipped one."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Shape of the network."""
-    loss: LossConfig = field(default_factory=LossConfig)
-    """Losses."""
-    wide_strength: float = 4.0
-    """Inverse regularisation of the wide half; > 0."""
-    folds: int = 4
-    """Folds in which the wide half is cross-fitted; at least 2."""
-    epochs: int = 12
-    """Passes over the training examples; > 0."""
-    batch_size: int = 32
-    """Bags in a batch; > 0."""
-    learning_rate: float = 1e-3
-    """Peak rate of AdamW; > 0."""
-    weight_decay: float = 0.05
-    """Decoupled weight decay; >= 0."""
-    channel_dropout: float = 0.1
-    """Share of training bags that lose one whole channel (vectors, features or wide), 0 to 1."""
-    average: float = 0.998
-    """Decay of the moving average of the weights, 0 to 1."""
-    seed: int = 1
-    """Of weights, order and masks."""
-    threads: int = 0
-    """Threads of torch and the encoder; 0 means every core this process may use."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        for name in ("epochs", "batch_size", "learning_rate", "wide_strength"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}: expected a number above 0, got {getattr(self, name)}")
-        if self.folds < 2:
-            raise ConfigError(f"folds: expected at least 2, got {self.folds}")
+from dcl.model import BagLogits, BagTensors, Model
+from dcl.preparation import fit_wide, prepare
+from dcl.runtime import count_cores, load_bagger
+from dcl.splits import Split
 
 
 class AttributionModule(LightningModule):
@@ -270,13 +180,7 @@ def train(config: TrainConfig) -> Path:
     items = prepare(config, source)
     lexicon = fit_wide(config, items, load_bagger(source).vocabulary, work)
     model = fit_network(config, items, work)
-    valid = items["valid"]
-    calibration = fit_calibration(
-        score_items(model, valid),
-        [item.pair for item in valid],
-        lost=sum(item.lost for item in valid),
-        steps=[item.step for item in valid],
-    )
+    calibration, scores = judge(model, items)
 
     def write_files(folder: Path) -> None:
         shutil.copy(source.path / ENCODER, folder / ENCODER)
@@ -291,7 +195,7 @@ def train(config: TrainConfig) -> Path:
         calibration=calibration,
         model=asdict(config.model),
         training=asdict(config),
-        notes=describe_run(config, items),
+        notes={**describe_run(config, items), "scores": scores},
     )
     shutil.rmtree(work)
     return out
@@ -307,107 +211,19 @@ def claim_workplace(out: Path, config: TrainConfig) -> Path:
     try:
         work.mkdir(parents=True, exist_ok=True)
         stamp = work / "config.json"
-        text = json.dumps(asdict(config), indent=2, sort_keys=True)
+        claim = {"config": asdict(config), "data": hash_data(config)}
+        text = json.dumps(claim, indent=2, sort_keys=True)
         if stamp.exists() and stamp.read_text() != text:
             raise ConfigError(
-                f"{work}: expected work of this configuration, found that of another run; "
+                f"{work}: expected work of this configuration on this data, found another run's; "
                 "delete the folder or choose another --out"
             )
-        stamp.write_text(text)
+        part = stamp.with_suffix(".part")
+        part.write_text(text)
+        os.replace(part, stamp)
     except OSError as error:
         raise ConfigError(f"{work}: expected a place to work in: {error}") from None
     return work
-
-
-def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item]]:
-    """Read, split, tokenise and encode all examples.
-
-    Args:
-        config: Data and loss width are read.
-        source: Encoder and tokenizer.
-
-    Returns:
-        Items of the three splits.
-
-    Raises:
-        ConfigError: If no labelled example is left for a split.
-    """
-    bagger = load_bagger(source)
-    encoder = Encoder(source.path / ENCODER, threads=config.threads or count_cores(), remember=0)
-    cache = VectorCache(
-        Path(config.data.cache).expanduser(), encoder, hash_file(source.path / ENCODER)
-    )
-    chosen = list(select_examples(config.data))
-    items: dict[Split, list[Item]] = {"train": [], "valid": [], "test": []}
-    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
-        bagging = progress.add_task("reading turns", total=len(chosen))
-        bags = []
-        for _, example in chosen:
-            bags.append(bagger(example.trajectory))
-            progress.advance(bagging)
-        encoding = progress.add_task("encoding turns", total=sum(len(b.windows) + 1 for b in bags))
-        for (split, example), bag in zip(chosen, bags, strict=True):
-            items[split].append(
-                make_item(
-                    example,
-                    bag,
-                    cache,
-                    sigma=config.loss.sigma,
-                    progress=lambda done: progress.advance(encoding, done),
-                )
-            )
-    for split in ("train", "valid"):
-        if not items[split]:
-            raise ConfigError(f"data: expected labelled examples for {split}, found none")
-    return items
-
-
-def select_examples(config: DataConfig) -> Iterator[tuple[Split, Example]]:
-    """Labelled examples with their split; what must not be used is left out."""
-    for paths, may_train in ((config.train, True), (config.held_out, False)):
-        for path in paths:
-            examples = read_examples(Path(path).expanduser())
-            for example in islice(examples, config.limit or None):
-                split = split_of(
-                    group_of(example), valid=config.valid_share, test=config.test_share
-                )
-                if example.faults is not None and (may_train or split != "train"):
-                    yield split, example
-
-
-def fit_wide(
-    config: TrainConfig, items: Mapping[Split, Sequence[Item]], vocabulary: int, work: Path
-) -> Lexicon:
-    """Fit the wide half and give every item its wide logits.
-
-    Training items get theirs from lexicons that never saw their question: on its own training data
-    the wide half is near perfect, which would leave the network nothing to learn.
-
-    Args:
-        config: Strength and folds are read.
-        items: Items of all splits; their `wide` is filled in.
-        vocabulary: Number of token ids.
-        work: Keeps what is fitted, so that a resumed run does not fit it again.
-    """
-    usable = [item for item in items["train"] if item.known]
-    bags = [item.bag for item in usable]
-    labels = np.concatenate([item.pair for item in usable])
-    idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
-    documents = stack_documents(bags, idf)
-    lexicons = []
-    for fold in track(range(config.folds + 1), "fitting the wide half"):
-        file = work / f"wide-{fold}.npz"
-        if not file.exists():
-            rows = document_rows(bags, [fold_of(i.group, config.folds) != fold for i in usable])
-            table = fit_table(documents[rows], labels[rows], strength=config.wide_strength)
-            save_lexicon(Lexicon(idf=idf, table=table), file)
-        lexicons.append(load_lexicon(file))
-    whole = lexicons[-1]  # no item is in the fold after the last: this one saw them all
-    for split, members in items.items():
-        for item in members:
-            fold = fold_of(item.group, config.folds)
-            item.wide = (lexicons[fold] if split == "train" else whole)(*item.bag)
-    return whole
 
 
 def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work: Path) -> Model:
@@ -428,15 +244,21 @@ def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work
     module = AttributionModule(config, steps)
     standardise(module.model, items["train"])
     best = ModelCheckpoint(
-        work, filename="best", monitor="valid/pair_f1", mode="max", save_last=True
+        work,
+        filename="best",
+        monitor="valid/pair_f1",
+        mode="max",
+        enable_version_counter=False,
     )
+    # After `best`, so that it holds what `best` knows; written each epoch, best or not.
+    newest = ModelCheckpoint(work, filename="last", enable_version_counter=False)
     trainer = Trainer(
         max_epochs=config.epochs,
         accelerator="auto",
         devices=1,
         gradient_clip_val=1.0,
         logger=CSVLogger(work, name="logs"),
-        callbacks=[best, EMAWeightAveraging(decay=config.average), TQDMProgressBar()],
+        callbacks=[best, newest, EMAWeightAveraging(decay=config.average), TQDMProgressBar()],
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
@@ -449,6 +271,39 @@ def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work
     return module.model.cpu().eval()
 
 
+def judge(
+    model: Model, items: Mapping[Split, Sequence[Item]]
+) -> tuple[Calibration, dict[str, dict[str, float]]]:
+    """Calibrate on validation questions, and score the network there and on test questions.
+
+    Examples whose modes nobody labelled are left out.
+
+    Returns:
+        The calibration, and micro-F1 in points by split and level.
+
+    Raises:
+        ConfigError: If no validation example has its modes labelled.
+    """
+    usable = {split: [i for i in items[split] if i.known] for split in ("valid", "test")}
+    if not usable["valid"]:
+        raise ConfigError("data: expected validation examples with labelled modes, found none")
+    logits = {split: score_items(model, members) for split, members in usable.items()}
+    pairs = {split: [item.pair for item in members] for split, members in usable.items()}
+    lost = {split: sum(item.lost for item in members) for split, members in usable.items()}
+    calibration = fit_calibration(
+        logits["valid"],
+        pairs["valid"],
+        lost=lost["valid"],
+        steps=[item.step for item in usable["valid"]],
+    )
+    scores = {
+        split: score_levels(logits[split], pairs[split], calibration, lost=lost[split])
+        for split in usable
+        if usable[split]
+    }
+    return calibration, scores
+
+
 def standardise(model: Model, items: Sequence[Item]) -> None:
     """Put mean and spread of the features into the network."""
     features = np.concatenate([item.features for item in items])
@@ -458,15 +313,20 @@ def standardise(model: Model, items: Sequence[Item]) -> None:
 
 def describe_run(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> dict[str, Any]:
     """Versions and digests for the manifest."""
-    files = [Path(p).expanduser() for p in (*config.data.train, *config.data.held_out)]
     return {
         "dcl": dcl.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": lightning.__version__,
-        "data": {file.name: hash_file(file) for file in files if file.is_file()},
+        "data": hash_data(config),
         "examples": {split: len(members) for split, members in items.items()},
     }
+
+
+def hash_data(config: TrainConfig) -> dict[str, str]:
+    """sha256 of each file of examples, by name; folders are left out."""
+    files = [Path(path).expanduser() for path in (*config.data.train, *config.data.held_out)]
+    return {file.name: hash_file(file) for file in files if file.is_file()}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -476,7 +336,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_class_arguments(TrainConfig, as_group=False)
     try:
         parsed = parser.parse_args(list(arguments))
-        config = TrainConfig(**parser.instantiate_classes(parsed).as_dict())
+        values = vars(parser.instantiate(parsed))
+        config = TrainConfig(**{key: value for key, value in values.items() if key != "config"})
     except ArgumentError as error:
         raise ConfigError(" ".join(str(error).split())) from None
     out = train(config)

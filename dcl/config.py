@@ -1,0 +1,101 @@
+"""Configuration of a training run; every field is a YAML key and a command-line option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dcl.errors import ConfigError
+from dcl.model import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where examples come from."""
+
+    train: tuple[str, ...]
+    """Files or folders in any format `dcl` reads; their questions are split by hash."""
+    held_out: tuple[str, ...] = ()
+    """Files or folders that are never trained on; only held-out questions of them are used."""
+    valid_share: float = 0.08
+    """Share of questions for selection, thresholds and temperatures, 0 to 1."""
+    test_share: float = 0.08
+    """Share of questions that are only reported, 0 to 1."""
+    cache: str = "~/.cache/dcl/vectors"
+    """Folder that keeps turn vectors between runs."""
+    limit: int = 0
+    """Most examples read of each file, 0 for all: for trying things out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Weights and constants of the losses."""
+
+    agent: float = 0.3
+    """Weight of the agent level inside the classification loss."""
+    mode: float = 0.3
+    """Weight of the mode level inside the classification loss."""
+    contrastive: float = 0.05
+    """Weight of the supervised contrastive loss (Aegis: 0.4)."""
+    hierarchy: float = 0.6
+    """Weight of the hierarchy hinge (Aegis: 0.6)."""
+    step: float = 0.2
+    """Weight of the listwise step loss."""
+    gamma_negative: float = 0.0
+    """Focusing of negatives in the asymmetric loss; 0 is plain cross-entropy."""
+    margin: float = 0.0
+    """Probability under which a negative counts as solved, 0 to 1."""
+    temperature: float = 0.07
+    """Divides the cosines of the contrastive loss; > 0."""
+    sigma: float = 1.0
+    """Width of the softened step target in turns; 0 is one-hot."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        if self.temperature <= 0:
+            raise ConfigError(f"loss.temperature: expected above 0, got {self.temperature}")
+        if 0 < self.gamma_negative < 1:  # its slope is infinite where a probability is 0
+            raise ConfigError(f"loss.gamma_negative: expected 0 or >= 1, got {self.gamma_negative}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run."""
+
+    data: DataConfig
+    """Where examples come from."""
+    out: str
+    """Folder of the trained model; the work in progress is kept beside it until it is done."""
+    encoder: str | None = None
+    """Folder with `encoder.onnx`, `tokenizer.json` and `config.json`; None is the shipped one."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Shape of the network."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """Losses."""
+    wide_strength: float = 4.0
+    """Inverse regularisation of the wide half; > 0."""
+    folds: int = 4
+    """Folds in which the wide half is cross-fitted; at least 2."""
+    epochs: int = 12
+    """Passes over the training examples; > 0."""
+    batch_size: int = 32
+    """Bags in a batch; > 0."""
+    learning_rate: float = 1e-3
+    """Peak rate of AdamW; > 0."""
+    weight_decay: float = 0.05
+    """Decoupled weight decay; >= 0."""
+    channel_dropout: float = 0.1
+    """Share of training bags that lose one whole channel (vectors, features or wide), 0 to 1."""
+    average: float = 0.998
+    """Decay of the moving average of the weights, 0 to 1."""
+    seed: int = 1
+    """Of weights, order and masks."""
+    threads: int = 0
+    """Threads of torch and the encoder; 0 means every core this process may use."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        for name in ("epochs", "batch_size", "learning_rate", "wide_strength"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if self.folds < 2:
+            raise ConfigError(f"folds: expected at least 2, got {self.folds}")

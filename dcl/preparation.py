@@ -1,0 +1,117 @@
+"""From labelled logs to items: reading, splitting, encoding, and the wide half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress, TimeElapsedColumn, track
+
+from dcl.artifact import ENCODER, EncoderSource, hash_file, load_lexicon, save_lexicon
+from dcl.config import DataConfig, TrainConfig
+from dcl.data import Item, VectorCache, make_item
+from dcl.errors import ConfigError
+from dcl.formats import read_examples
+from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.runtime import Encoder, count_cores, load_bagger
+from dcl.splits import Split, fold_of, group_of, split_of
+from dcl.trajectory import Example
+from dcl.wide import document_rows, fit_idf, fit_table, stack_documents
+
+
+def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item]]:
+    """Read, split, tokenise and encode all examples.
+
+    Args:
+        config: Data and loss width are read.
+        source: Encoder and tokenizer.
+
+    Returns:
+        Items of the three splits.
+
+    Raises:
+        ConfigError: If no labelled example is left for a split.
+    """
+    bagger = load_bagger(source)
+    encoder = Encoder(source.path / ENCODER, threads=config.threads or count_cores(), remember=0)
+    cache = VectorCache(
+        Path(config.data.cache).expanduser(), encoder, hash_file(source.path / ENCODER)
+    )
+    chosen = list(select_examples(config.data))
+    items: dict[Split, list[Item]] = {"train": [], "valid": [], "test": []}
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
+        bagging = progress.add_task("reading turns", total=len(chosen))
+        bags = []
+        for _, example in chosen:
+            bags.append(bagger(example.trajectory))
+            progress.advance(bagging)
+        encoding = progress.add_task("encoding turns", total=sum(len(b.windows) + 1 for b in bags))
+        for (split, example), bag in zip(chosen, bags, strict=True):
+            items[split].append(
+                make_item(
+                    example,
+                    bag,
+                    cache,
+                    sigma=config.loss.sigma,
+                    progress=lambda done: progress.advance(encoding, done),
+                )
+            )
+    for split in ("train", "valid"):
+        if not items[split]:
+            raise ConfigError(f"data: expected labelled examples for {split}, found none")
+    return items
+
+
+def select_examples(config: DataConfig) -> Iterator[tuple[Split, Example]]:
+    """Labelled examples with their split; what must not be used is left out."""
+    for paths, may_train in ((config.train, True), (config.held_out, False)):
+        for path in paths:
+            examples = read_examples(Path(path).expanduser())
+            for example in islice(examples, config.limit or None):
+                split = split_of(
+                    group_of(example), valid=config.valid_share, test=config.test_share
+                )
+                if example.faults is not None and (may_train or split != "train"):
+                    yield split, example
+
+
+def fit_wide(
+    config: TrainConfig, items: Mapping[Split, Sequence[Item]], vocabulary: int, work: Path
+) -> Lexicon:
+    """Fit the wide half and give every item its wide logits.
+
+    Training items get theirs from lexicons that never saw their question: on its own training data
+    the wide half is near perfect, which would leave the network nothing to learn.
+
+    Args:
+        config: Strength and folds are read.
+        items: Items of all splits; their `wide` is filled in.
+        vocabulary: Number of token ids.
+        work: Keeps what is fitted, so that a resumed run does not fit it again.
+
+    Raises:
+        ConfigError: If no training example has its modes labelled.
+    """
+    usable = [item for item in items["train"] if item.known]
+    if not usable:
+        raise ConfigError("data: expected training examples with labelled modes, found none")
+    bags = [item.bag for item in usable]
+    labels = np.concatenate([item.pair for item in usable])
+    idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
+    documents = stack_documents(bags, idf)
+    lexicons = []
+    for fold in track(range(config.folds + 1), "fitting the wide half"):
+        file = work / f"wide-{fold}.npz"
+        if not file.exists():
+            rows = document_rows(bags, [fold_of(i.group, config.folds) != fold for i in usable])
+            table = fit_table(documents[rows], labels[rows], strength=config.wide_strength)
+            save_lexicon(Lexicon(idf=idf, table=table), file)
+        lexicons.append(load_lexicon(file))
+    whole = lexicons[-1]  # no item is in the fold after the last: this one saw them all
+    for split, members in items.items():
+        for item in members:
+            fold = fold_of(item.group, config.folds)
+            item.wide = (lexicons[fold] if split == "train" else whole)(*item.bag)
+    return whole

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import write_encoder_folder
+
+from dcl import artifact as artifact_module
+from dcl.artifact import (
+    CARD,
+    CONFIG,
+    FORMAT,
+    MANIFEST,
+    Window,
+    hash_file,
+    load_lexicon,
+    open_artifact,
+    open_encoder,
+    pretrained,
+    read_manifest,
+    save_lexicon,
+    verify,
+    write_artifact,
+)
+from dcl.attribution import Calibration
+from dcl.errors import ArtifactError, ConfigError
+from dcl.lexical import Lexicon
+from dcl.taxonomy import MODES
+
+CALIBRATION = Calibration(pair_threshold=0.25, step_temperature=2.0)
+
+
+def write_model(folder: Path, *, content: str = "weights") -> Path:
+    """A model of two tiny files."""
+
+    def write_files(inside: Path) -> None:
+        (inside / "a.bin").write_text(content)
+        (inside / "b.bin").write_bytes(b"")
+
+    return write_artifact(
+        folder,
+        write_files,
+        window=Window(head=3, tail=1),
+        calibration=CALIBRATION,
+        model={"width": 32},
+        training={"seed": 1},
+        notes={"scores": {"pair": 0.5}},
+    )
+
+
+def edit(file: Path, change: Callable[[Any], object]) -> None:
+    """Change a JSON file of a model and vouch for it in the manifest."""
+    row = json.loads(file.read_text())
+    change(row)
+    file.write_text(json.dumps(row))
+    manifest = file.parent / MANIFEST
+    if file.name != MANIFEST:
+        listed = json.loads(manifest.read_text())
+        listed["files"][file.name] = {"sha256": hash_file(file), "bytes": file.stat().st_size}
+        manifest.write_text(json.dumps(listed))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "deep" / "model")
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def test_what_is_written_opens(model: Path) -> None:
+    got = open_artifact(model)
+    assert got.path == model
+    assert got.window == Window(head=3, tail=1)
+    assert got.calibration == CALIBRATION
+    assert got.model == {"width": 32}
+    assert got.manifest["scores"] == {"pair": 0.5}
+    assert got.manifest["format"] == FORMAT
+    assert set(got.manifest["files"]) == {"a.bin", "b.bin", CONFIG}
+    assert json.loads((model / CONFIG).read_text())["training"] == {"seed": 1}
+    assert json.loads((model / CONFIG).read_text())["labels"] == [mode.value for mode in MODES]
+    assert names(model.parent) == {"model"}
+    assert not any(verify(model, got.manifest).values())
+
+
+def test_an_encoder_alone_is_no_model(tmp_path: Path) -> None:
+    folder = write_encoder_folder(tmp_path / "encoder")
+    assert open_encoder(folder).window == Window(head=12, tail=4)
+    with pytest.raises(ArtifactError, match=r"config\.json: missing or unknown key"):
+        open_artifact(folder)
+
+
+def test_a_model_is_also_an_encoder(model: Path) -> None:
+    assert open_encoder(model).path == model
+
+
+def test_the_model_that_ships_stands_beside_the_package() -> None:
+    assert pretrained() == Path(artifact_module.__file__).parent / "pretrained"
+
+
+def test_a_damaged_byte_is_found(model: Path) -> None:
+    (model / "a.bin").write_text("weighta")
+    with pytest.raises(ArtifactError, match=r"a\.bin: expected sha256 .{12}…, got .{12}…; fetch"):
+        open_artifact(model)
+
+
+def test_a_wrong_size_is_found(model: Path) -> None:
+    (model / "a.bin").write_text("weight")
+    with pytest.raises(ArtifactError, match=r"a\.bin: expected 7 bytes, got 6; fetch or export"):
+        open_artifact(model)
+
+
+def test_a_missing_file_is_found(model: Path) -> None:
+    (model / "b.bin").unlink()
+    with pytest.raises(ArtifactError, match=r"b\.bin: listed in the manifest but missing"):
+        open_encoder(model)
+
+
+def test_verify_names_all_that_is_wrong(model: Path) -> None:
+    (model / "a.bin").write_text("weighta")
+    (model / "b.bin").unlink()
+    problems = verify(model, read_manifest(model))
+    assert {name for name, problem in problems.items() if problem} == {"a.bin", "b.bin"}
+
+
+def test_the_card_may_be_edited(model: Path) -> None:
+    (model / CARD).write_text("for people")
+    open_artifact(model)
+
+
+def test_another_version_is_refused(model: Path) -> None:
+    edit(model / MANIFEST, lambda row: row.update(format=99))
+    with pytest.raises(ArtifactError, match=r"expected format 1, got 99; this model needs anoth"):
+        open_artifact(model)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [None, [], {"a.bin": 3}, {"a.bin": {"bytes": 7}}, {"a.bin": {"sha256": "", "bytes": ""}}],
+)
+def test_a_manifest_that_vouches_for_nothing_is_refused(model: Path, files: object) -> None:
+    edit(model / MANIFEST, lambda row: row.update(files=files))
+    with pytest.raises(ArtifactError, match="files: expected sha256 and bytes of each file"):
+        open_artifact(model)
+
+
+def test_other_labels_are_refused(model: Path) -> None:
+    edit(model / CONFIG, lambda row: row["labels"].reverse())
+    with pytest.raises(ArtifactError, match="labels: expected the 14 codes in the order"):
+        open_artifact(model)
+
+
+@pytest.mark.parametrize("key", ["labels", "window", "calibration", "model"])
+def test_a_missing_key_is_named(model: Path, key: str) -> None:
+    edit(model / CONFIG, lambda row: row.pop(key))
+    with pytest.raises(ArtifactError, match=f"missing or unknown key: '{key}'"):
+        open_artifact(model)
+
+
+def test_an_unknown_key_is_named(model: Path) -> None:
+    edit(model / CONFIG, lambda row: row["calibration"].update(surprise=1))
+    with pytest.raises(ArtifactError, match=r"missing or unknown key: .*'surprise'"):
+        open_artifact(model)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", "3"])
+def test_a_manifest_that_is_no_object_is_refused(model: Path, text: str) -> None:
+    (model / MANIFEST).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ArtifactError, match=r"manifest\.json: expected JSON|expected a JSON obj"):
+        open_artifact(model)
+
+
+def test_no_folder_and_no_manifest_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="expected a model folder, found none; check --model"):
+        open_artifact(tmp_path / "nothing")
+    with pytest.raises(ArtifactError, match=r"manifest\.json: expected a file of the model"):
+        open_artifact(tmp_path)
+
+
+def test_a_new_model_replaces_the_old_one_whole(model: Path) -> None:
+    (model / "stray").write_text("of an older layout")
+    write_model(model, content="newer")
+    assert (model / "a.bin").read_text() == "newer"
+    assert names(model) == {"a.bin", "b.bin", CONFIG, MANIFEST}
+    assert names(model.parent) == {"model"}
+    open_artifact(model)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failure_leaves_the_old_model_and_nothing_else(
+    model: Path, error: type[BaseException]
+) -> None:
+    def write_files(inside: Path) -> None:
+        (inside / "half").write_text("x")
+        raise error
+
+    with pytest.raises(error):
+        write_artifact(model, write_files, window=Window(1, 1), notes={})
+    assert names(model.parent) == {"model"}
+    assert open_artifact(model).calibration == CALIBRATION
+
+
+def test_an_empty_folder_is_a_place_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    open_artifact(write_model(tmp_path / "model"))
+
+
+def test_what_is_no_model_is_not_replaced(tmp_path: Path) -> None:
+    thesis = tmp_path / "home" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+    for place in (thesis, thesis.parent):
+        with pytest.raises(ConfigError, match="expected a new place, an empty folder or an older"):
+            write_model(place)
+    assert thesis.read_text() == "years of work"
+    assert names(tmp_path) == {"home"}
+
+
+def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="expected a place to write the model"):
+        write_model(tmp_path / "file" / "model")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_place_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="expected a place to write the model"):
+        write_model(tmp_path / "model")
+
+
+def test_a_written_model_is_readable_by_all(model: Path) -> None:
+    assert model.stat().st_mode & 0o755 == 0o755
+
+
+@pytest.fixture
+def lexicon() -> Lexicon:
+    rng = np.random.default_rng(0)
+    return Lexicon(
+        idf=rng.random(5).astype(np.float32),
+        table=rng.standard_normal((5, len(MODES))).astype(np.float16),
+    )
+
+
+def test_a_lexicon_reads_back_equal(tmp_path: Path, lexicon: Lexicon) -> None:
+    file = tmp_path / "lexicon.npz"
+    save_lexicon(lexicon, file)
+    got = load_lexicon(file)
+    assert np.array_equal(got.idf, lexicon.idf)
+    assert np.array_equal(got.table, lexicon.table)
+    assert got.table.dtype == np.float16
+    assert names(tmp_path) == {"lexicon.npz"}
+
+
+def test_a_damaged_lexicon_is_refused(tmp_path: Path, lexicon: Lexicon) -> None:
+    file = tmp_path / "lexicon.npz"
+    save_lexicon(lexicon, file)
+    whole = file.read_bytes()
+    for cut in (0, 1, 30, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        with pytest.raises(ArtifactError, match=r"lexicon\.npz: expected the tables"):
+            load_lexicon(file)
+
+
+def test_any_byte_of_a_lexicon_may_be_damaged(tmp_path: Path, lexicon: Lexicon) -> None:
+    file = tmp_path / "lexicon.npz"
+    save_lexicon(lexicon, file)
+    whole = file.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 7):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:  # bytes such as the time of writing do not matter
+            load_lexicon(file)
+        except ArtifactError:
+            refused += 1
+    assert refused > 20
+
+
+def test_a_lexicon_that_is_missing_or_of_another_shape_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="expected the tables of the wide half"):
+        load_lexicon(tmp_path / "none.npz")
+    file = tmp_path / "lexicon.npz"
+    save_lexicon(Lexicon(np.ones(5, np.float32), np.ones((4, len(MODES)), np.float16)), file)
+    with pytest.raises(ArtifactError, match=r"got \(5,\) and \(4, 14\); export the model again"):
+        load_lexicon(file)
+
+
+def test_a_lexicon_with_pickled_objects_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lexicon.npz"
+    np.savez(file, idf=np.array([{}], dtype=object), table=np.ones((1, len(MODES)), np.float16))
+    with pytest.raises(ArtifactError, match="expected the tables of the wide half"):
+        load_lexicon(file)

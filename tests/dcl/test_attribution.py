@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from tiny import bagger, light, make_run
+
+from dcl.attribution import (
+    Attribution,
+    Attributor,
+    Calibration,
+    Logits,
+    decode,
+    sigmoid,
+    softmax,
+)
+from dcl.bag import Bag
+from dcl.taxonomy import MODES, ErrorMode
+from dcl.trajectory import Fault, Trajectory, Turn
+
+M = len(MODES)
+floats = st.floats(-1e4, 1e4, width=32)
+
+RUN = Trajectory(
+    "run",
+    "task",
+    (
+        Turn("a", "x", step=10),
+        Turn("b", "y", step=11),
+        Turn("a", "z", step=12),
+        Turn("c", "w", step=1),
+    ),
+)
+"""Agents a, b, c; the numbers of its steps are not the positions of its turns."""
+
+
+def make_logits(run: Trajectory, *, low: float = -4.0, **values: Any) -> Logits:
+    """Low logits for everything, except where `values` says otherwise."""
+    A, T = len(run.agents), len(run.turns)
+    shapes = {"agent": (A,), "mode": (M,), "pair": (A, M), "step": (T,), "attention": (T, M)}
+    arrays = {name: np.full(shape, low, dtype=np.float32) for name, shape in shapes.items()}
+    for name, entries in values.items():
+        for place, value in entries.items():
+            arrays[name][place] = value
+    return Logits(**arrays)
+
+
+def random_logits(run: Trajectory, seed: int = 0) -> Logits:
+    rng = np.random.default_rng(seed)
+    A, T = len(run.agents), len(run.turns)
+    shapes: list[tuple[int, ...]] = [(A,), (M,), (A, M), (T,), (T, M)]
+    return Logits(*(rng.standard_normal(shape).astype(np.float32) * 3 for shape in shapes))
+
+
+def attribute(calibration: Calibration | None = None, **values: Any) -> Attribution:
+    return decode(RUN, make_logits(RUN, **values), calibration or Calibration())
+
+
+@light
+@given(hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=5), elements=floats))
+def test_sigmoid_follows_its_formula(x: NDArray[np.float32]) -> None:
+    fast = sigmoid(x)
+    assert fast.dtype == np.float32
+    slow = [1 / (1 + math.exp(-v)) if v > -700 else 0.0 for v in x.ravel().tolist()]
+    assert fast.ravel() == pytest.approx(np.array(slow), abs=1e-6)
+
+
+@light
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=5), elements=floats)
+)
+def test_softmax_follows_its_formula(x: NDArray[np.float32]) -> None:
+    fast = softmax(x, axis=0)
+    assert fast.dtype == np.float32
+    for column, row in zip(fast.T, x.T.astype(float).tolist(), strict=True):
+        powers = [math.exp(v - max(row)) for v in row]
+        assert column == pytest.approx(np.array(powers) / sum(powers), abs=1e-6)
+
+
+def test_decoding_follows_a_slow_loop() -> None:
+    logits = random_logits(RUN)
+    calibration = Calibration(
+        agent_temperature=2.0, mode_temperature=0.5, pair_temperature=3.0, step_temperature=4.0
+    )
+    got = decode(RUN, logits, calibration)
+    assert got.agents == ("a", "b", "c")
+    assert got.steps == (10, 11, 12, 1)
+    assert got.agent_index.tolist() == [0, 1, 0, 2]
+    for name, temperature in (("agent", 2.0), ("mode", 0.5), ("pair", 3.0)):
+        slow = [1 / (1 + math.exp(-x / temperature)) for x in getattr(logits, name).ravel()]
+        assert getattr(got, f"{name}_probs").ravel() == pytest.approx(np.array(slow), abs=1e-6)
+    powers = [math.exp(x / 4.0) for x in logits.step]
+    assert got.step_probs == pytest.approx(np.array(powers) / sum(powers), abs=1e-6)
+    for t in range(4):
+        for m in range(M):
+            own = [s for s in range(4) if got.agent_index[s] == got.agent_index[t]]
+            total = sum(math.exp(logits.attention[s, m]) for s in own)
+            share = math.exp(logits.attention[t, m]) / total
+            assert got.weights[t, m] == pytest.approx(share, abs=1e-6)
+
+
+def test_evidence_weights_sum_to_1_over_the_turns_of_an_agent() -> None:
+    got = decode(RUN, random_logits(RUN), Calibration())
+    for agent in range(3):
+        assert got.weights[got.agent_index == agent].sum(axis=0) == pytest.approx(np.ones(M))
+    assert got.step_probs.sum() == pytest.approx(1)
+    assert got.turn_weights.sum() == pytest.approx(1)
+
+
+def test_huge_logits_give_finite_probabilities() -> None:
+    logits = random_logits(RUN)
+    huge = Logits(*(getattr(logits, name) * 1e6 for name in logits.__slots__))
+    got = decode(RUN, huge, Calibration())
+    json.dumps(got.to_dict(threshold=0.5), allow_nan=False)
+
+
+def test_pairs_over_the_threshold_are_declared_most_probable_first() -> None:
+    got = attribute(pair={(0, 3): 1.0, (0, 8): 3.0, (2, 3): 2.0})
+    assert [(f.agent, f.mode) for f in got.faults()] == [
+        ("a", ErrorMode.FM_2_4),
+        ("c", ErrorMode.FM_1_4),
+        ("a", ErrorMode.FM_1_4),
+    ]
+    probs = [finding.prob for finding in got.findings()]
+    assert probs == pytest.approx([1 / (1 + math.exp(-x)) for x in (3.0, 2.0, 1.0)])
+
+
+def test_a_probability_at_the_threshold_is_declared() -> None:
+    got = attribute(Calibration(pair_threshold=0.5), pair={(1, 2): 0.0})
+    assert got.faults() == (Fault("b", ErrorMode.FM_1_3, 11),)
+
+
+def test_an_agent_over_its_threshold_without_a_pair_is_declared_with_no_mode() -> None:
+    got = attribute(agent={0: 2.0, 1: 3.0}, pair={(1, 0): 1.0}, step={2: 4.0})
+    assert got.findings()[1].fault == Fault("b", ErrorMode.FM_1_1, 11)
+    bare = got.findings()[0]
+    assert bare.fault == Fault("a", None, 12)
+    assert bare.prob == pytest.approx(1 / (1 + math.exp(-2)))
+
+
+def test_nothing_over_a_threshold_is_nothing_declared() -> None:
+    assert attribute().faults() == ()
+    assert attribute().modes() == ()
+
+
+def test_a_threshold_replaces_the_calibrated_ones_of_agents_and_pairs() -> None:
+    strict = Calibration(agent_threshold=0.99, pair_threshold=0.99)
+    got = attribute(strict, agent={0: 1.0}, pair={(1, 2): 2.0})
+    assert got.faults() == ()
+    assert {(f.agent, f.mode) for f in got.faults(threshold=0.5)} == {
+        ("a", None),
+        ("b", ErrorMode.FM_1_3),
+    }
+    assert len(got.faults(threshold=0.0)) == 3 * M
+    assert got.faults(threshold=1.0) == ()
+
+
+def test_top_k_ignores_all_thresholds() -> None:
+    got = attribute(agent={0: 9.0}, pair={(1, 2): -3.0, (2, 13): -2.0})
+    assert [(f.agent, f.mode) for f in got.faults(top_k=2)] == [
+        ("c", ErrorMode.FM_3_3),
+        ("b", ErrorMode.FM_1_3),
+    ]
+    assert got.faults(top_k=1, threshold=0.0) == got.faults(top_k=2)[:1]
+    assert len(got.faults(top_k=1000)) == 3 * M
+
+
+def test_of_equal_pairs_the_first_wins() -> None:
+    assert attribute().faults(top_k=1) == (Fault("a", ErrorMode.FM_1_1, 10),)
+
+
+def test_step_is_the_number_in_the_log_and_turn_its_position() -> None:
+    finding = attribute(pair={(2, 5): 4.0}).findings()[0]
+    assert (finding.fault.step, finding.turn) == (1, 3)
+
+
+def test_the_turn_of_a_fault_is_one_of_its_agent() -> None:
+    got = attribute(pair={(0, 5): 4.0}, step={1: 9.0}, attention={(2, 5): 5.0})
+    assert got.findings()[0].turn == 2
+
+
+@light
+@given(st.integers(0, 10**6))
+def test_every_turn_of_every_fault_is_one_of_its_agent(seed: int) -> None:
+    got = decode(RUN, random_logits(RUN, seed), Calibration())
+    for agent in range(3):
+        for mode in (None, *range(M)):
+            assert got.agent_index[got.turn_of(agent, mode)] == agent
+
+
+def test_the_turn_of_a_fault_weighs_posterior_and_evidence() -> None:
+    by_step = attribute(pair={(0, 5): 4.0}, step={2: 2.0})
+    assert by_step.turn_of(0, 5) == 2
+    by_evidence = attribute(pair={(0, 5): 4.0}, attention={(0, 5): 2.0}, step={2: -3.0})
+    assert by_evidence.turn_of(0, 5) == 0
+
+
+def test_modes_have_their_own_threshold() -> None:
+    got = attribute(Calibration(mode_threshold=0.6), mode={3: 0.2, 7: 1.0, 9: 2.0})
+    assert got.modes() == (MODES[9], MODES[7])
+
+
+def test_evidence_is_what_weighs_most_strongest_first() -> None:
+    got = attribute(pair={(0, 5): 4.0, (1, 5): 1.0}, attention={(2, 5): 3.0})
+    assert got.evidence() == tuple(np.argsort(-got.turn_weights, kind="stable")[:3])
+    assert got.evidence()[:2] == (2, 1)
+    assert got.evidence(1) == (2,)
+    assert len(got.evidence(99)) == 4
+
+
+def test_turns_weigh_the_same_where_nothing_speaks_for_a_failure() -> None:
+    got = replace(attribute(), pair_probs=np.zeros((3, M), dtype=np.float32))
+    assert got.turn_weights == pytest.approx(np.full(4, 0.25))
+
+
+def test_json_is_strict_and_has_these_keys_alone() -> None:
+    row = attribute(pair={(0, 5): 4.0}, agent={1: 2.0}).to_dict()
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    assert list(row) == ["id", "agents", "modes", "faults", "evidence", "steps"]
+    assert set(row["agents"][0]) == {"name", "prob"}
+    assert set(row["modes"][0]) == {"code", "title", "prob"}
+    assert set(row["faults"][0]) == {"agent", "mode", "step", "turn", "prob"}
+    assert set(row["evidence"][0]) == {"step", "turn", "agent", "weight"}
+    assert set(row["steps"][0]) == {"turn", "step", "prob"}
+
+
+def test_json_of_a_known_run() -> None:
+    row = attribute(pair={(0, 5): 4.0}, agent={1: 2.0}, attention={(2, 5): 4.0}).to_dict(evidence=1)
+    assert row["id"] == "run"
+    assert row["agents"][0] == {"name": "b", "prob": 0.880797}
+    assert len(row["agents"]) == 3
+    assert len(row["modes"]) == M
+    assert row["faults"] == [
+        {"agent": "a", "mode": "FM-2.1", "step": 12, "turn": 2, "prob": 0.982014},
+        {"agent": "b", "mode": None, "step": 11, "turn": 1, "prob": 0.880797},
+    ]
+    assert [(e["turn"], e["step"], e["agent"]) for e in row["evidence"]] == [(2, 12, "a")]
+    assert [(s["turn"], s["step"]) for s in row["steps"]] == [(0, 10), (1, 11), (2, 12), (3, 1)]
+    assert (
+        attribute(pair={(0, 5): 4.0}).to_dict(top_k=1)["faults"]
+        == (attribute(pair={(0, 5): 4.0}).to_dict()["faults"])
+    )
+
+
+class CountingScorer:
+    """Logits in which the loudest agent failed; keeps the sizes of its batches."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, bags: Sequence[Bag]) -> list[Logits]:
+        self.sizes.append(len(bags))
+        return [self._score(bag) for bag in bags]
+
+    def _score(self, bag: Bag) -> Logits:
+        turns = np.bincount(bag.agent_index).astype(np.float32)
+        pair = np.repeat(turns[:, None], M, axis=1) - 2.5
+        step = np.zeros(len(bag.windows), dtype=np.float32)
+        return Logits(
+            turns - 2.5, pair.max(axis=0), pair, step, np.zeros((len(step), M), np.float32)
+        )
+
+
+def test_an_attributor_needs_no_more_than_a_bagger_and_a_scorer() -> None:
+    run = make_run(("a", "x"), ("b", "y"), ("b", "z"), ("b", "w"))
+    got = Attributor(bagger(), CountingScorer(), Calibration())(run)
+    assert {fault.agent for fault in got.faults()} == {"b"}
+    assert got.trajectory_id == "run"
+
+
+def test_batches_keep_the_order_and_bound_the_memory() -> None:
+    scorer = CountingScorer()
+    attributor = Attributor(bagger(), scorer, Calibration())
+    taken = []
+
+    def many() -> Any:
+        for i in range(7):
+            taken.append(i)
+            yield make_run(*[("a", "x")] * (i + 1), id=str(i))
+
+    stream = attributor.batch(many(), batch_size=3)
+    assert next(stream).trajectory_id == "0"
+    assert taken == [0, 1, 2]
+    assert [got.trajectory_id for got in stream] == list("123456")
+    assert scorer.sizes == [3, 3, 1]
+    assert list(attributor.batch([])) == []
+
+
+@pytest.mark.parametrize("order", [[2, 0, 1], [1, 2, 0]])
+def test_renaming_agents_renames_the_findings(order: list[int]) -> None:
+    names = dict(zip("abc", [f"agent{i}" for i in order], strict=True))
+    turns = tuple(replace(turn, agent=names[turn.agent]) for turn in RUN.turns)
+    logits = random_logits(RUN)
+    plain = decode(RUN, logits, Calibration()).faults(threshold=0.3)
+    renamed = decode(replace(RUN, turns=turns), logits, Calibration()).faults(threshold=0.3)
+    assert renamed == tuple(replace(fault, agent=names[fault.agent]) for fault in plain)

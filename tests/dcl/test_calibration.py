@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import light
+
+from dcl.attribution import Calibration, Logits, sigmoid
+from dcl.calibration import best_threshold, fit_calibration, fit_temperature, score_levels
+from dcl.taxonomy import MODES
+
+M = len(MODES)
+scored = st.lists(
+    st.tuples(st.floats(-8, 8, width=32) | st.sampled_from([0.0, 1.0]), st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+def slow_f1(scores: list[float], labels: list[bool], threshold: float, missed: int) -> float:
+    """F1 of declaring everything from a threshold on."""
+    hits = sum(y for s, y in zip(scores, labels, strict=True) if s >= threshold)
+    declared = sum(s >= threshold for s in scores)
+    return 2 * hits / (declared + sum(labels) + missed) if declared + sum(labels) + missed else 0.0
+
+
+@light
+@given(scored, st.integers(0, 4))
+def test_the_threshold_is_as_good_as_any(rows: list[tuple[float, bool]], missed: int) -> None:
+    scores, labels = [s for s, _ in rows], [y for _, y in rows]
+    cut, f1 = best_threshold(
+        np.array(scores, dtype=np.float32), np.array(labels, dtype=np.float32), missed=missed
+    )
+    best = max(slow_f1(scores, labels, t, missed) for t in scores)
+    assert f1 == pytest.approx(best, abs=1e-6)
+    assert slow_f1(scores, labels, cut, missed) == pytest.approx(best, abs=1e-6)
+
+
+def test_the_threshold_lies_halfway_between_two_scores() -> None:
+    scores = np.array([4.0, 2.0, 1.0, -3.0], dtype=np.float32)
+    assert best_threshold(scores, np.array([1, 1, 0, 0], dtype=np.float32)) == (1.5, 1.0)
+    assert best_threshold(scores, np.ones(4, dtype=np.float32)) == (-3.5, 1.0)
+
+
+def test_equal_scores_are_declared_together() -> None:
+    scores = np.array([1.0, 1.0, 1.0, 0.0], dtype=np.float32)
+    cut, f1 = best_threshold(scores, np.array([1, 0, 0, 0], dtype=np.float32))
+    assert 0 < cut <= 1
+    assert f1 == pytest.approx(0.5)
+
+
+def test_labels_that_cannot_be_reached_lower_f1_and_the_threshold() -> None:
+    scores = np.array([3.0, 2.0, 1.0, 0.0], dtype=np.float32)
+    labels = np.array([1, 0, 1, 0], dtype=np.float32)
+    plain, missed = best_threshold(scores, labels), best_threshold(scores, labels, missed=10)
+    assert missed[1] < plain[1]
+    assert missed[0] <= plain[0]
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
+def test_temperature_finds_the_scale_of_the_logits(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    true = rng.standard_normal(20_000) * 2
+    labels = (rng.random(len(true)) < 1 / (1 + np.exp(-true))).astype(np.float32)
+    fitted = fit_temperature((true * scale).astype(np.float32), labels)
+    assert fitted == pytest.approx(scale, rel=0.08)
+
+
+def test_temperature_stays_within_its_bounds() -> None:
+    logits = np.array([5.0, -5.0], dtype=np.float32)
+    assert fit_temperature(logits, np.array([1, 0], dtype=np.float32)) == pytest.approx(0.2)
+    assert fit_temperature(logits, np.array([0, 1], dtype=np.float32)) == pytest.approx(5.0)
+
+
+def make_logits(rng: np.random.Generator, A: int, T: int, *, step: float = 1.0) -> Logits:
+    shapes: list[tuple[int, ...]] = [(A,), (M,), (A, M), (T,), (T, M)]
+    arrays = [rng.standard_normal(shape).astype(np.float32) * 2 for shape in shapes]
+    arrays[3] *= step
+    return Logits(*arrays)
+
+
+def test_a_calibration_declares_what_the_best_threshold_does() -> None:
+    rng = np.random.default_rng(3)
+    logits = [make_logits(rng, 1 + i % 3, 4) for i in range(12)]
+    pairs = [
+        (one.pair + rng.standard_normal(one.pair.shape) > 2).astype(np.float32) for one in logits
+    ]
+    got = fit_calibration(logits, pairs, lost=2)
+    flat = np.concatenate([one.pair.ravel() for one in logits])
+    labels = np.concatenate([pair.ravel() for pair in pairs])
+    cut, _ = best_threshold(flat, labels, missed=2)
+    probs = sigmoid(np.asarray(flat / got.pair_temperature, dtype=np.float32))
+    assert (probs >= got.pair_threshold).tolist() == (flat >= cut).tolist()
+    assert got.pair_temperature == fit_temperature(flat, labels)
+    agents = np.concatenate([one.agent for one in logits])
+    faulty = np.concatenate([pair.max(axis=1) for pair in pairs])
+    assert got.agent_temperature == fit_temperature(agents, faulty)
+    modes = np.concatenate([one.mode for one in logits])
+    shown = np.concatenate([pair.max(axis=0) for pair in pairs])
+    assert got.mode_temperature == fit_temperature(modes, shown)
+    assert got.step_temperature == 1.0
+
+
+def slow_points(declared: list[bool], labels: list[bool], missed: int) -> float:
+    """Micro-F1 in points, from its definition."""
+    hits = sum(d and y for d, y in zip(declared, labels, strict=True))
+    precision = hits / sum(declared) if sum(declared) else 0.0
+    recall = hits / (sum(labels) + missed)
+    return 200 * precision * recall / (precision + recall) if hits else 0.0
+
+
+def test_levels_are_scored_at_their_own_thresholds() -> None:
+    rng = np.random.default_rng(8)
+    logits = [make_logits(rng, 1 + i % 3, 4) for i in range(6)]
+    pairs = [
+        (one.pair + rng.standard_normal(one.pair.shape) > 2).astype(np.float32) for one in logits
+    ]
+    calibration = Calibration(
+        agent_temperature=2.0, agent_threshold=0.4, mode_threshold=0.7, pair_threshold=0.8
+    )
+    scores = score_levels(logits, pairs, calibration, lost=3)
+    for level, cut, heat, axis in (
+        ("agent", 0.4, 2.0, 1),
+        ("mode", 0.7, 1.0, 0),
+        ("pair", 0.8, 1, 2),
+    ):
+        declared: list[bool] = []
+        labels: list[bool] = []
+        for one, pair in zip(logits, pairs, strict=True):
+            declared += (1 / (1 + np.exp(-getattr(one, level) / heat)) >= cut).ravel().tolist()
+            labels += ((pair if axis == 2 else pair.max(axis=axis)) > 0).ravel().tolist()
+        slow = slow_points(declared, labels, 0 if level == "mode" else 3)
+        assert scores[level] == pytest.approx(slow, abs=0.006)
+
+
+def test_nothing_declared_and_nothing_to_find_is_no_score() -> None:
+    logits = [make_logits(np.random.default_rng(0), 2, 3)]
+    strict = Calibration(agent_threshold=1.1, mode_threshold=1.1, pair_threshold=1.1)
+    pairs = [np.zeros((2, M), dtype=np.float32)]
+    assert score_levels(logits, pairs, strict) == {"agent": 0, "mode": 0, "pair": 0}
+
+
+def test_perfect_logits_are_declared_perfectly() -> None:
+    rng = np.random.default_rng(1)
+    pairs = [(rng.random((3, M)) < 0.1).astype(np.float32) for _ in range(5)]
+    logits = [
+        Logits(
+            p.max(axis=1) * 4 - 2, p.max(axis=0) * 4 - 2, p * 4 - 2,
+            np.zeros(4, dtype=np.float32), np.zeros((4, M), dtype=np.float32),
+        )
+        for p in pairs
+    ]  # fmt: skip
+    got = fit_calibration(logits, pairs)
+    for one, pair in zip(logits, pairs, strict=True):
+        declared = sigmoid(one.pair / got.pair_temperature) >= got.pair_threshold
+        assert declared.tolist() == (pair > 0).tolist()
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_step_temperature_finds_the_scale_where_steps_are_known(scale: float) -> None:
+    rng = np.random.default_rng(5)
+    logits, pairs, steps = [], [], []
+    for i in range(800):
+        one = make_logits(rng, 1, 6)
+        probs = np.exp(one.step) / np.exp(one.step).sum()
+        target = np.zeros(6, dtype=np.float32)
+        if i % 5:  # the rest is unknown
+            target[rng.choice(6, p=probs)] = 1.0
+        logits.append(
+            Logits(one.agent, one.mode, one.pair, one.step * np.float32(scale), one.attention)
+        )
+        pairs.append((one.pair > 2).astype(np.float32))
+        steps.append(target)
+    got = fit_calibration(logits, pairs, steps=steps)
+    assert got.step_temperature == pytest.approx(scale, rel=0.15)
+
+
+def test_thresholds_are_probabilities() -> None:
+    rng = np.random.default_rng(2)
+    logits = [make_logits(rng, 2, 3)]
+    got = fit_calibration(logits, [np.zeros((2, M), dtype=np.float32)])
+    for level in ("agent", "mode", "pair"):
+        assert 0 <= getattr(got, f"{level}_threshold") <= 1
+        assert math.isfinite(getattr(got, f"{level}_temperature"))
+    assert isinstance(got, Calibration)

@@ -1,0 +1,111 @@
+"""Small stand-ins for what is large: a tokenizer, an encoder graph, runs and a network."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from dcl.artifact import ENCODER, TOKENIZER, Window, write_artifact
+from dcl.bag import BagMaker
+from dcl.trajectory import Trajectory, Turn
+
+WIDTH = 8
+"""Width of a turn vector of the tiny encoder."""
+
+light = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+"""For property tests: few examples, and no clock."""
+
+any_text = st.text(st.characters(codec=None), max_size=60)
+"""Any string that Python can hold, lone surrogates and NUL among them."""
+
+
+def make_tokenizer() -> Tokenizer:
+    """Word pieces over a few words and all ASCII letters and digits; the rest is `[UNK]`."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "sum", "is", "wrong", "skip", "again"]
+    letters = string.ascii_lowercase + string.digits
+    pieces += [*letters, *(f"##{letter}" for letter in letters), *".,?!:;-()"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = BertNormalizer()
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return tokenizer
+
+
+@cache
+def bagger(head: int = 12, tail: int = 4) -> BagMaker:
+    """A bag maker with the tiny tokenizer."""
+    return BagMaker(make_tokenizer(), head=head, tail=tail)
+
+
+def write_encoder(file: Path, *, width: int = WIDTH) -> Path:
+    """A graph that gives the unit-norm sum of one random vector a token."""
+    rows = np.random.default_rng(7).standard_normal((make_tokenizer().get_vocab_size(), width))
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
+        helper.make_node("Cast", ["attention_mask"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["real", "last"], ["mask"]),
+        helper.make_node("Mul", ["tokens", "mask"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "middle"], ["sum"], keepdims=0),
+        helper.make_node("LpNormalization", ["sum"], ["vector"], axis=-1, p=2),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "encoder",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "L"])
+            for name in ("input_ids", "attention_mask")
+        ],
+        [helper.make_tensor_value_info("vector", TensorProto.FLOAT, ["B", width])],
+        [
+            numpy_helper.from_array(rows.astype(np.float32), "table"),
+            numpy_helper.from_array(np.array([2]), "last"),
+            numpy_helper.from_array(np.array([1]), "middle"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, file)
+    return file
+
+
+def write_encoder_folder(folder: Path) -> Path:
+    """A folder with the tiny encoder and tokenizer, as training starts from."""
+
+    def write_files(inside: Path) -> None:
+        write_encoder(inside / ENCODER)
+        make_tokenizer().save(str(inside / TOKENIZER))
+
+    return write_artifact(folder, write_files, window=Window(head=12, tail=4), notes={})
+
+
+def make_run(*said: tuple[str, str], task: str = "add the sum", **keys: Any) -> Trajectory:
+    """A run from pairs of agent and text."""
+    turns = tuple(Turn(agent, content) for agent, content in said)
+    return Trajectory(keys.pop("id", "run"), task, turns, **keys)
+
+
+def unit_rows(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    """Random vectors of unit norm along the last axis."""
+    rows = rng.standard_normal(shape)
+    return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True), dtype=np.float32)
+
+
+def runs(*, most: int = 6, text: st.SearchStrategy[str] = any_text) -> st.SearchStrategy[Any]:
+    """Runs of one to `most` turns of up to three agents."""
+    name = st.sampled_from(("Planner", "Agent1", "Agent12"))
+    said = st.lists(st.tuples(name, text), min_size=1, max_size=most)
+    build: Callable[..., Trajectory] = lambda said, task: make_run(*said, task=task)  # noqa: E731
+    return st.builds(build, said, text)
