@@ -1,4 +1,4 @@
-"""What a model is on disk: a folder whose manifest vouches for every file in it.
+"""What a model is on disk: a folder whose manifest vouches for every file that is run.
 
     config.json       label order, encoder window, network shape, calibration, training config
     tokenizer.json    word pieces, read by `tokenizers`
@@ -7,7 +7,7 @@
     model.safetensors the same network for torch                (before export)
     lexicon.npz       idf and mode weights of the wide half
     manifest.json     sha256 and size of each file, versions, data digests, scores
-    MODEL_CARD.md     for people
+    MODEL_CARD.md     for people; the one file that the manifest leaves out
 
 Nothing in it is executable and nothing is a pickle.
 """

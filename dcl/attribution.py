@@ -6,6 +6,7 @@ Letters: `T` turns, `A` agents of one trajectory, `M` = 14 modes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -114,7 +115,7 @@ class Attribution:
     def findings(
         self, *, threshold: float | None = None, top_k: int | None = None
     ) -> tuple[Finding, ...]:
-        """Declared faults, most probable first.
+        """Declared faults: the likeliest agent first, and of one agent the likeliest mode.
 
         An agent over its threshold without any pair over the pair threshold is declared with no
         mode. `top_k=1` is the right call where exactly one fault is known to exist: it gives the
@@ -122,7 +123,8 @@ class Attribution:
 
         Args:
             threshold: Replaces the calibrated thresholds of agents and pairs, 0 to 1.
-            top_k: Gives the `top_k` most probable pairs and ignores all thresholds; > 0.
+            top_k: Gives the `top_k` most probable pairs, in that order, and ignores all
+                thresholds; > 0.
 
         Raises:
             ValueError: If `top_k` is not positive.
@@ -133,19 +135,20 @@ class Attribution:
         agent_cut = self.calibration.agent_threshold if threshold is None else threshold
         if top_k is not None:
             best = np.argsort(-self.pair_probs, axis=None, kind="stable")[:top_k]
-            pairs = [divmod(int(flat), len(MODES)) for flat in best]
-        else:
-            pairs = [(int(a), int(m)) for a, m in np.argwhere(self.pair_probs >= pair_cut)]
-        found = [self._find(a, MODES[m], float(self.pair_probs[a, m])) for a, m in pairs]
-        if top_k is None:
-            bare = set(np.flatnonzero(self.agent_probs >= agent_cut)) - {a for a, _ in pairs}
-            found += [self._find(int(a), None, float(self.agent_probs[a])) for a in sorted(bare)]
-        return tuple(sorted(found, key=lambda finding: -finding.prob))
+            return tuple(self._find(*divmod(int(flat), len(MODES))) for flat in best)
+        found: list[Finding] = []
+        for a in np.argsort(-self.agent_probs, kind="stable"):
+            modes = np.flatnonzero(self.pair_probs[a] >= pair_cut)
+            pairs = [self._find(int(a), int(m)) for m in modes]
+            if not pairs and self.agent_probs[a] >= agent_cut:
+                pairs = [self._find(int(a), None)]
+            found += sorted(pairs, key=lambda finding: -finding.prob)
+        return tuple(found)
 
     def faults(
         self, *, threshold: float | None = None, top_k: int | None = None
     ) -> tuple[Fault, ...]:
-        """The faults of `findings`, most probable first."""
+        """The faults of `findings`, in its order."""
         return tuple(f.fault for f in self.findings(threshold=threshold, top_k=top_k))
 
     def modes(self) -> tuple[ErrorMode, ...]:
@@ -216,10 +219,12 @@ class Attribution:
             ],
         }
 
-    def _find(self, agent: int, mode: ErrorMode | None, prob: float) -> Finding:
-        """A finding with the turn that shows it."""
-        turn = self.turn_of(agent, None if mode is None else mode.index)
-        return Finding(Fault(self.agents[agent], mode, self.steps[turn]), turn, prob)
+    def _find(self, agent: int, mode: int | None) -> Finding:
+        """A finding with its probability and the turn that shows it."""
+        prob = self.agent_probs[agent] if mode is None else self.pair_probs[agent, mode]
+        turn = self.turn_of(agent, mode)
+        named = None if mode is None else MODES[mode]
+        return Finding(Fault(self.agents[agent], named, self.steps[turn]), turn, float(prob))
 
 
 class Scorer(Protocol):
@@ -252,17 +257,30 @@ class Attributor:
 
     def __call__(self, trajectory: Trajectory) -> Attribution:
         """Attribute one run."""
-        return next(self.batch([trajectory]))
+        (logits,) = self.scorer([self.bagger(trajectory)])
+        return decode(trajectory, logits, self.calibration)
 
     def batch(
         self, trajectories: Iterable[Trajectory], *, batch_size: int = 16
     ) -> Iterator[Attribution]:
-        """Attribute many runs, in order, with memory bounded by `batch_size` of them."""
+        """Attribute many runs, in order, with memory bounded by `batch_size` of them.
+
+        The next batch is read and made into bags while this one is scored.
+        """
         rest = iter(trajectories)
-        while chunk := list(islice(rest, batch_size)):
-            logits = self.scorer([self.bagger(trajectory) for trajectory in chunk])
-            for trajectory, scores in zip(chunk, logits, strict=True):
-                yield decode(trajectory, scores, self.calibration)
+
+        def take() -> list[tuple[Trajectory, Bag]]:
+            return [
+                (trajectory, self.bagger(trajectory)) for trajectory in islice(rest, batch_size)
+            ]
+
+        with ThreadPoolExecutor(1) as reader:
+            coming = reader.submit(take)
+            while chunk := coming.result():
+                coming = reader.submit(take)
+                logits = self.scorer([bag for _, bag in chunk])
+                for (trajectory, _), scores in zip(chunk, logits, strict=True):
+                    yield decode(trajectory, scores, self.calibration)
 
 
 def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> Attribution:

@@ -17,7 +17,7 @@ def fit_calibration(
     pairs: Sequence[Floats],
     *,
     lost: int = 0,
-    steps: Sequence[Floats] = (),
+    steps: Sequence[tuple[Floats, Floats]] = (),
 ) -> Calibration:
     """Choose temperatures for likelihood and thresholds for micro-F1.
 
@@ -25,7 +25,7 @@ def fit_calibration(
         logits: One a validation bag.
         pairs: `(A, M)` 0 or 1 for each bag.
         lost: Labels that no turn can show; they count as misses when thresholds are chosen.
-        steps: `(T,)` targets of each bag, where steps are labelled; rows of 0 are left out.
+        steps: Step logits and target, `(T,)` each, of the bags whose step is labelled.
 
     Returns:
         The calibration.
@@ -38,9 +38,8 @@ def fit_calibration(
         fitted[f"{level}_threshold"] = float(
             sigmoid(np.array(cut / fitted[f"{level}_temperature"], dtype=np.float32))
         )
-    known = [(one.step, target) for one, target in zip(logits, steps, strict=False) if target.any()]
-    if known:
-        fitted["step_temperature"] = _fit_step_temperature(known)
+    if steps:
+        fitted["step_temperature"] = _fit_step_temperature(steps)
     return Calibration(**fitted)
 
 

@@ -20,11 +20,10 @@ import io
 import math
 import os
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -39,12 +38,12 @@ from dcl.report import Report
 from dcl.report.gate import Gate
 from dcl.report.output import WRITERS, open_out, visible
 from dcl.report.record import dump
-from dcl.trajectory import Example
+from dcl.trajectory import Example, Trajectory
 
 if TYPE_CHECKING:
     from dcl.attribution import Attributor
 
-_BATCH = 16  # traces in memory at a time
+_BATCH = 16  # traces that are scored together; as many more are being read
 
 
 class _Commands(TyperGroup):
@@ -378,16 +377,22 @@ def _attribute(attributor: Attributor, examples: Iterator[tuple[str, Example]]) 
     Raises:
         ArtifactError: If the model gives a number that is none.
     """
-    while chunk := list(islice(examples, _BATCH)):
-        scored = attributor.batch((example.trajectory for _, example in chunk), batch_size=_BATCH)
-        for (source, example), attribution in zip(chunk, scored, strict=True):
-            probs = (attribution.agent_probs, attribution.pair_probs, attribution.mode_probs)
-            if not all(math.isfinite(p.sum()) for p in (*probs, attribution.step_probs)):
-                raise ArtifactError(
-                    f"the model gave no number (NaN) for the trace {example.trajectory.id}: "
-                    "it is damaged; check it with dcl models verify"
-                )
-            yield Report(source, example.trajectory, attribution)
+    waiting: deque[tuple[str, Example]] = deque()  # read, and not yet attributed
+
+    def trajectories() -> Iterator[Trajectory]:
+        for source, example in examples:
+            waiting.append((source, example))
+            yield example.trajectory
+
+    for attribution in attributor.batch(trajectories(), batch_size=_BATCH):
+        source, example = waiting.popleft()
+        probs = (attribution.agent_probs, attribution.pair_probs, attribution.mode_probs)
+        if not all(math.isfinite(p.sum()) for p in (*probs, attribution.step_probs)):
+            raise ArtifactError(
+                f"the model gave no number (NaN) for the trace {example.trajectory.id}: "
+                "it is damaged; check it with dcl models verify"
+            )
+        yield Report(source, example.trajectory, attribution)
 
 
 def _watch(reports: Iterable[Report], gates: Sequence[Gate], tally: Tally) -> Iterator[Report]:

@@ -25,6 +25,14 @@ class DataConfig:
     limit: int = 0
     """Most examples read of each file, 0 for all: for trying things out."""
 
+    def __post_init__(self) -> None:
+        """Refuse shares that leave nothing to learn from."""
+        if min(self.valid_share, self.test_share) < 0 or self.valid_share + self.test_share >= 1:
+            raise ConfigError(
+                "data: expected shares from 0 on that sum to less than 1, "
+                f"got {self.valid_share} and {self.test_share}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BIGRAM_ROWS = 1 << 18
+_BIGRAM_BITS = 18
+BIGRAM_ROWS = 1 << _BIGRAM_BITS
 """Rows that the bigrams are hashed into."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing
@@ -118,5 +119,5 @@ def _rows(ids: NDArray[np.int32], vocabulary: int) -> NDArray[np.int64]:
     """Table rows of all uni- and bigrams of one turn, with repeats."""
     wide = ids.astype(np.uint64)
     mixed = (wide[:-1] * np.uint64(vocabulary) + wide[1:]) * _MULTIPLIER
-    hashed = (mixed >> np.uint64(64 - 18)).astype(np.int64) + vocabulary
+    hashed = (mixed >> np.uint64(64 - _BIGRAM_BITS)).astype(np.int64) + vocabulary
     return np.concatenate([ids.astype(np.int64), hashed])

@@ -6,7 +6,7 @@ Letters: `B` bags, `T` turns, `A` agents, `M` = 14 modes, `D` width, `E` width o
 The turn encoder stands before it and has its own graph, so that a new turn costs one encoder call
 and the whole bag one cheap call of this network. Bags are padded: a padded turn belongs to no
 agent, a padded agent has no turn. Agents are slots of a trajectory, so the names of agents never
-enter, and permuting agents permutes the output and changes nothing else.
+enter the network, and permuting agents permutes the output and changes nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dcl.errors import ConfigError
 from dcl.features import FEATURES
 from dcl.taxonomy import MODES
 
@@ -62,6 +63,28 @@ class ModelConfig:
     use_agent_bank: bool = True
     """Describe agents by their soft match with the role archetypes."""
 
+    def __post_init__(self) -> None:
+        """Refuse shapes that cannot work."""
+        for name in (
+            "vector_width",
+            "width",
+            "prototype_width",
+            "prototypes",
+            "archetypes",
+            "rank",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name}: expected at least 1, got {getattr(self, name)}")
+        if self.width % len(RELATIONS):
+            raise ConfigError(
+                f"model.width: expected a multiple of {len(RELATIONS)}, got {self.width}"
+            )
+        if self.layers < 0 or not 0 <= self.dropout < 1:
+            raise ConfigError(
+                f"model: expected layers >= 0 and dropout from 0 to below 1, "
+                f"got {self.layers} and {self.dropout}"
+            )
+
 
 class BagTensors(NamedTuple):
     """A padded batch of bags."""
@@ -98,7 +121,7 @@ class BagLogits(NamedTuple):
 
 
 class ContextLayer(nn.Module):
-    """Attention over turns in which each head follows one relation, then a gated feed-forward.
+    """Attention over turns in which each head follows one relation, then a feed-forward layer.
 
     Args:
         config: Width and dropout are read.
@@ -194,6 +217,8 @@ class Model(nn.Module):
         self.agent_bias = nn.Parameter(torch.tensor(0.0))
         self.mode_bias = nn.Parameter(torch.tensor(0.0))
         self.score_step = nn.Linear(D, 1)
+        nn.init.zeros_(self.score_step.weight)  # silent until a labelled step teaches it
+        nn.init.zeros_(self.score_step.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -214,8 +239,10 @@ class Model(nn.Module):
         gated = torch.tanh(self.gate_value(turns)) * torch.sigmoid(self.gate_open(turns))
         attention = self.query(gated)  # (B, T, M + 1)
         own = member[..., None] > 0  # (B, A, T, 1)
-        weights = attention[:, None].masked_fill(~own, -1e4).softmax(dim=2)  # (B, A, T, M + 1)
-        evidence = torch.einsum("batm,btd->bamd", weights, turns)  # (B, A, M + 1, D)
+        log_weights = (
+            attention[:, None].masked_fill(~own, -1e4).log_softmax(dim=2)
+        )  # (B, A, T, M + 1)
+        evidence = torch.einsum("batm,btd->bamd", log_weights.exp(), turns)  # (B, A, M + 1, D)
         pair, space = self.score_pairs(evidence[:, :, :M], evidence[:, :, M], wide, member)
         real = member.sum(dim=2)[..., None] > 0  # (B, A, 1)
         masked = pair.masked_fill(~real, -1e4)
@@ -223,7 +250,7 @@ class Model(nn.Module):
             agent=pair.logsumexp(dim=2) + self.agent_bias,
             mode=masked.logsumexp(dim=1) + self.mode_bias,
             pair=pair,
-            step=self.score_steps(turns, pair, weights[..., :M], member),
+            step=self.score_steps(turns, pair, log_weights[..., :M], member),
             attention=attention[..., :M],
             evidence=space,
         )
@@ -269,7 +296,7 @@ class Model(nn.Module):
         described = torch.cat([agent, archetype * self.config.use_agent_bank], dim=-1)
         pair = mode + self.pair_bias
         if self.config.use_mix:
-            both = F.logsigmoid(self.score_agent(described)) + F.logsigmoid(mode)  # log p(a) p(m)
+            both = log_sigmoid(self.score_agent(described)) + log_sigmoid(mode)  # log p(a) p(m)
             both = both.clamp(max=-1e-4)
             pair = pair + self.mix_strength * (both - torch.log1p(-both.exp()))
         if self.config.use_bilinear:
@@ -281,22 +308,32 @@ class Model(nn.Module):
             pair = pair + (member @ wide) @ self.wide_mix
         return pair, space
 
-    def score_steps(self, turns: Tensor, pair: Tensor, weights: Tensor, member: Tensor) -> Tensor:
-        """Step logits: the log of the pair odds that flow to each turn by its evidence weights.
+    def score_steps(
+        self, turns: Tensor, pair: Tensor, log_weights: Tensor, member: Tensor
+    ) -> Tensor:
+        """Step logits: the log of the pair probability that flows to each turn as its evidence.
 
         Args:
             turns: `(B, T, D)`.
             pair: `(B, A, M)`.
-            weights: `(B, A, T, M)`, evidence weights.
+            log_weights: `(B, A, T, M)`, log of the evidence weights.
             member: `(B, A, T)`.
 
         Returns:
             `(B, T)`.
         """
-        odds = torch.einsum("batm,bam->bat", weights, torch.sigmoid(pair))  # (B, A, T)
-        flow = (odds * member).sum(dim=1)  # (B, T)
+        flow = (log_weights + log_sigmoid(pair)[:, :, None]).logsumexp(dim=-1)  # (B, A, T)
         own: Tensor = self.score_step(turns).squeeze(-1)
-        return torch.log(flow + 1e-6) + own
+        return (flow * member).sum(dim=1) + own
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """`ln(1 / (1 + exp(-x)))`, any shape, in a form that stays exact in a graph.
+
+    The exporter writes `F.logsigmoid` as the log of a sigmoid, which onnxruntime rounds to 0 from
+    -18 on.
+    """
+    return -F.softplus(-x)
 
 
 def relate(reply_to: Tensor, member: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class AttributionModule(LightningModule):
     def validation_step(self, batch: Batch, index: int) -> None:
         """Collect pair logits."""
         logits: BagLogits = self.model(*batch.bags)
-        real = batch.bags.member.sum(dim=2) > 0
+        real = (batch.bags.member.sum(dim=2) > 0) & batch.known[:, None]
         self._seen.append((logits.pair[real].cpu(), batch.pair[real].cpu()))
 
     def on_validation_epoch_end(self) -> None:
@@ -84,7 +84,7 @@ class AttributionModule(LightningModule):
         self.log("valid/pair_f1", f1, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with a linear warm-up over a tenth of the run and a cosine to zero."""
+        """AdamW that warms up over a tenth of the run and falls to zero, both along a cosine."""
         plain = [p for p in self.model.parameters() if p.ndim < 2]
         decayed = [p for p in self.model.parameters() if p.ndim >= 2]
         optimizer = torch.optim.AdamW(
@@ -290,11 +290,13 @@ def judge(
     logits = {split: score_items(model, members) for split, members in usable.items()}
     pairs = {split: [item.pair for item in members] for split, members in usable.items()}
     lost = {split: sum(item.lost for item in members) for split, members in usable.items()}
+    stepped = [item for item in items["valid"] if item.step.any()]
+    targets = [item.step for item in stepped]
     calibration = fit_calibration(
         logits["valid"],
         pairs["valid"],
         lost=lost["valid"],
-        steps=[item.step for item in usable["valid"]],
+        steps=list(zip((one.step for one in score_items(model, stepped)), targets, strict=True)),
     )
     scores = {
         split: score_levels(logits[split], pairs[split], calibration, lost=lost[split])
@@ -324,9 +326,14 @@ def describe_run(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> 
 
 
 def hash_data(config: TrainConfig) -> dict[str, str]:
-    """sha256 of each file of examples, by name; folders are left out."""
+    """sha256 of each file of examples, by its name, or path where two share one; no folders."""
     files = [Path(path).expanduser() for path in (*config.data.train, *config.data.held_out)]
-    return {file.name: hash_file(file) for file in files if file.is_file()}
+    names = [file.name for file in files]
+    return {
+        str(file) if names.count(file.name) > 1 else file.name: hash_file(file)
+        for file in files
+        if file.is_file()
+    }
 
 
 def main(arguments: Sequence[str]) -> int:

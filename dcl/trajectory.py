@@ -23,6 +23,8 @@ SCHEMA = "dcl.trajectory/1"
 
 Outcome = Literal["success", "failure"]
 
+_TURN_KEYS = {"agent", "content", "role", "kind", "step", "source"}
+
 
 class TurnKind(str, Enum):
     """What a turn is."""
@@ -172,7 +174,7 @@ class Trajectory:
         outcome = row.get("outcome")
         if outcome not in (None, "success", "failure"):
             raise TraceError(f"{dot}outcome", f"expected success or failure, got {outcome!r}")
-        metadata = dict(expect_object(row.get("metadata", {}), f"{dot}metadata"))
+        metadata = dict(expect_object(row.get("metadata") or {}, f"{dot}metadata"))
         known = {
             "schema",
             "id",
@@ -185,6 +187,13 @@ class Trajectory:
             "origin",
         }
         metadata |= {key: value for key, value in row.items() if key not in known}
+        extra = {
+            str(i): {key: value for key, value in turn.items() if key not in _TURN_KEYS}
+            for i, turn in enumerate(turns)
+            if isinstance(turn, Mapping) and not turn.keys() <= _TURN_KEYS
+        }
+        if extra:
+            metadata["turn_fields"] = extra
         return cls(
             id=expect_str(row, "id", place),
             task=expect_str(row, "task", place, default=""),

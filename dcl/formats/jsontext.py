@@ -81,12 +81,13 @@ def _chain(first: Line, rest: Iterator[Line]) -> Iterator[Line]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether a line starts with a whole JSON value."""
+    """Whether a line holds whole JSON objects or lists, and nothing that goes on below."""
     try:
-        _DECODER.raw_decode(line.decode("utf-8", "surrogatepass").lstrip())
+        text = line.decode("utf-8", "surrogatepass").strip()
+        value, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return False
-    return True
+    return isinstance(value, (dict, list)) and text[end:].lstrip()[:1] in ("", "{", "[")
 
 
 def _each_line(lines: Iterator[Line], place: str) -> Iterator[Document | TraceError]:

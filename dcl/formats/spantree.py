@@ -35,8 +35,8 @@ class SpanTree:
         self._position = {span.id: i for i, span in enumerate(spans)}
         self.roots = [span for span in spans if span.parent not in self._by_id]
         self._paths = {span.id: tuple(self._climb(span)) for span in spans}
-        agents = [span for span in spans if _label(span)]
-        self._only_agent = _label(agents[0]) if len(agents) == 1 else ""
+        agents = {_label(span) for span in spans} - {""}
+        self._only_agent = agents.pop() if len(agents) == 1 else ""
 
     def ancestors(self, span: Span) -> tuple[Span, ...]:
         """The spans above, nearest first."""

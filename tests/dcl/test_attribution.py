@@ -123,15 +123,18 @@ def test_huge_logits_give_finite_probabilities() -> None:
     json.dumps(got.to_dict(threshold=0.5), allow_nan=False)
 
 
-def test_pairs_over_the_threshold_are_declared_most_probable_first() -> None:
-    got = attribute(pair={(0, 3): 1.0, (0, 8): 3.0, (2, 3): 2.0})
+def test_the_likeliest_agent_comes_first_and_of_one_agent_the_likeliest_mode() -> None:
+    got = attribute(pair={(0, 3): 1.0, (0, 8): 3.0, (2, 3): 2.0}, agent={2: 1.0})
     assert [(f.agent, f.mode) for f in got.faults()] == [
-        ("a", ErrorMode.FM_2_4),
         ("c", ErrorMode.FM_1_4),
+        ("a", ErrorMode.FM_2_4),
         ("a", ErrorMode.FM_1_4),
     ]
     probs = [finding.prob for finding in got.findings()]
-    assert probs == pytest.approx([1 / (1 + math.exp(-x)) for x in (3.0, 2.0, 1.0)])
+    assert probs == pytest.approx([1 / (1 + math.exp(-x)) for x in (2.0, 3.0, 1.0)])
+    assert [f.mode for f in got.faults(top_k=2)] == [ErrorMode.FM_2_4, ErrorMode.FM_1_4]
+    with pytest.raises(ValueError, match="top_k must be > 0, got 0"):
+        got.faults(top_k=0)
 
 
 def test_a_probability_at_the_threshold_is_declared() -> None:
@@ -141,8 +144,8 @@ def test_a_probability_at_the_threshold_is_declared() -> None:
 
 def test_an_agent_over_its_threshold_without_a_pair_is_declared_with_no_mode() -> None:
     got = attribute(agent={0: 2.0, 1: 3.0}, pair={(1, 0): 1.0}, step={2: 4.0})
-    assert got.findings()[1].fault == Fault("b", ErrorMode.FM_1_1, 11)
-    bare = got.findings()[0]
+    assert got.findings()[0].fault == Fault("b", ErrorMode.FM_1_1, 11)
+    bare = got.findings()[1]
     assert bare.fault == Fault("a", None, 12)
     assert bare.prob == pytest.approx(1 / (1 + math.exp(-2)))
 
@@ -240,8 +243,8 @@ def test_json_of_a_known_run() -> None:
     assert len(row["agents"]) == 3
     assert len(row["modes"]) == M
     assert row["faults"] == [
-        {"agent": "a", "mode": "FM-2.1", "step": 12, "turn": 2, "prob": 0.982014},
         {"agent": "b", "mode": None, "step": 11, "turn": 1, "prob": 0.880797},
+        {"agent": "a", "mode": "FM-2.1", "step": 12, "turn": 2, "prob": 0.982014},
     ]
     assert [(e["turn"], e["step"], e["agent"]) for e in row["evidence"]] == [(2, 12, "a")]
     assert [(s["turn"], s["step"]) for s in row["steps"]] == [(0, 10), (1, 11), (2, 12), (3, 1)]

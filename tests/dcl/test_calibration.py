@@ -163,17 +163,16 @@ def test_perfect_logits_are_declared_perfectly() -> None:
 def test_step_temperature_finds_the_scale_where_steps_are_known(scale: float) -> None:
     rng = np.random.default_rng(5)
     logits, pairs, steps = [], [], []
-    for i in range(800):
+    for _ in range(800):
         one = make_logits(rng, 1, 6)
         probs = np.exp(one.step) / np.exp(one.step).sum()
         target = np.zeros(6, dtype=np.float32)
-        if i % 5:  # the rest is unknown
-            target[rng.choice(6, p=probs)] = 1.0
+        target[rng.choice(6, p=probs)] = 1.0
         logits.append(
             Logits(one.agent, one.mode, one.pair, one.step * np.float32(scale), one.attention)
         )
         pairs.append((one.pair > 2).astype(np.float32))
-        steps.append(target)
+        steps.append((logits[-1].step, target))
     got = fit_calibration(logits, pairs, steps=steps)
     assert got.step_temperature == pytest.approx(scale, rel=0.15)
 

@@ -1,0 +1,46 @@
+# make demo   install what users install, and attribute the bundled failing run
+# make test   the whole gate but for the slow tests; CI runs the same
+PYTHON ?= python3
+# Named exactly and first, so that no other package pulls in a GPU build of several gigabytes.
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := pyproject.toml $(shell find dcl -name '*.py') $(wildcard dcl/pretrained/*)
+
+.PHONY: demo test test-all lint format clean
+
+demo: $(VENV)/runtime
+	$(BIN)/dcl attribute examples/parse_duration.json
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The development install is editable and holds all that the runtime needs.
+$(VENV)/runtime: $(SOURCES) | $(BIN)/python
+	test -e $(VENV)/dev || $(PIP) install --quiet .
+	touch $@
+
+$(VENV)/dev: pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet "$(TORCH)"
+	$(PIP) install --quiet -e ".[dev]"
+	touch $@

@@ -1,0 +1,1 @@
+"""Scores, floors and the command that prints them side by side; not part of the wheel."""

@@ -1,0 +1,114 @@
+"""`python -m benchmarks evaluate`: the model and all floors on the same labelled runs."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.evaluate import EvaluateConfig, evaluate
+from benchmarks.runs import Names
+from benchmarks.tables import to_json, to_markdown
+from dcl.errors import DclError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+class Split(str, Enum):
+    """Choices of `--split`."""
+
+    ALL = "all"
+    TRAIN = "train"
+    VALID = "valid"
+    TEST = "test"
+
+
+class Output(str, Enum):
+    """Choices of `--output`."""
+
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+@app.callback()
+def benchmarks() -> None:
+    """Score predictors on labelled runs."""
+
+
+@app.command("evaluate")
+def evaluate_command(
+    data: Annotated[list[Path], typer.Option(help="File or folder of labelled runs; repeatable.")],
+    predictor: Annotated[
+        list[str], typer.Option(help="Name of a predictor, or all; repeatable.")
+    ] = ["all"],  # noqa: B006
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which questions to evaluate on.")] = Split.ALL,
+    train: Annotated[
+        list[Path] | None, typer.Option(help="Runs that the floors learn from; repeatable.")
+    ] = None,
+    permute_names: Annotated[
+        bool, typer.Option("--permute-names", help="Add a table with names permuted in each run.")
+    ] = False,
+    rename_agents: Annotated[
+        bool, typer.Option("--rename-agents", help="Add a table with names never seen.")
+    ] = False,
+    single_fault: Annotated[
+        bool | None,
+        typer.Option(
+            "--single-fault/--several",
+            help="One fault is known to exist; if not given, it is for Who&When.",
+        ),
+    ] = None,
+    modes: Annotated[
+        Path | None, typer.Option(help="Modes of Who&When runs by file number.")
+    ] = None,
+    output: Annotated[Output, typer.Option(help="Form of the report.")] = Output.MARKDOWN,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; standard output if not given.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the fitted word floor for the next time.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of names and resampling.")] = 0,
+) -> None:
+    """Score the model and the floors on the same labelled runs."""
+    names: list[Names] = ["kept"]
+    names += ["permuted"] if permute_names else []
+    names += ["replaced"] if rename_agents else []
+    config = EvaluateConfig(
+        data=tuple(data),
+        predictors=tuple(predictor),
+        model=model,
+        split=split.value,
+        train=tuple(train or ()),
+        names=tuple(names),
+        single_fault=single_fault,
+        modes=modes,
+        cache=cache,
+        resamples=resamples,
+        seed=seed,
+    )
+    try:
+        report = evaluate(config)
+        text = (
+            to_markdown(report)
+            if output is Output.MARKDOWN
+            else json.dumps(to_json(report), indent=2) + "\n"
+        )
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            out.write_text(text, encoding="utf-8")
+    except (DclError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(getattr(error, "exit_code", 2)) from None
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks")

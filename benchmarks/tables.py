@@ -1,0 +1,116 @@
+"""A report as a Markdown page or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.evaluate import Report, Row
+from benchmarks.metrics import Interval
+
+_TITLES = {
+    "kept": "Names as published",
+    "permuted": "Names permuted within each run",
+    "replaced": "Names never seen",
+}
+_FAULTS = {
+    "pair_micro_f1": "pair µF1",
+    "pair_macro_f1": "pair MF1",
+    "error_micro_f1": "error µF1",
+    "error_macro_f1": "error MF1",
+    "agent_micro_f1": "agent µF1",
+    "agent_macro_f1": "agent MF1",
+}
+_STEPS = {
+    "agent_accuracy": "agent",
+    "step_accuracy": "step",
+    "joint": "both",
+    "top3": "step top-3",
+    "mrr": "step MRR",
+    "within1": "step ±1",
+    "within3": "step ±3",
+}
+_GAPS = {"pair_micro_f1": "pair µF1", "error_micro_f1": "error µF1", "agent_micro_f1": "agent µF1"}
+
+
+def to_markdown(report: Report) -> str:
+    """The report as a page: what it is of, then the tables, in percent with 95 % intervals."""
+    data = report.data
+    guess = "one fault known, best guess" if report.single_fault else "faults over thresholds"
+    lines = [
+        f"Runs: {data['n']}, split {data['split']}, of {', '.join(data['paths'])}",
+        f"Data sha256: {data['sha256'][:16]}. Decoding: {guess}. In brackets: 95 % intervals, "
+        "bootstrap over runs.",
+    ]
+    if data["train"]:
+        lines.append(f"Floors learned from {', '.join(data['train'])}.")
+    for names, rows in report.tables.items():
+        lines += ["", f"### {_TITLES[names]}"]
+        for columns in (_FAULTS, _STEPS):
+            lines += _table(rows, columns)
+        lines += _gap_table(rows)
+    lines += ["", *(f"Not run: {name} ({why})." for name, why in report.skipped.items())]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The whole report as plain JSON; scores are shares, intervals `[low, high]`."""
+    return {
+        "data": report.data,
+        "single_fault": report.single_fault,
+        "tables": {
+            names: [
+                {
+                    "predictor": row.predictor,
+                    "scores": _plain(row.scores),
+                    "frameworks": row.frameworks,
+                    "modes": row.modes,
+                    "model_minus_this": _plain(row.gaps),
+                }
+                for row in rows
+            ]
+            for names, rows in report.tables.items()
+        },
+        "skipped": report.skipped,
+    }
+
+
+def _plain(scores: dict[str, Interval]) -> dict[str, dict[str, Any]]:
+    """Intervals as JSON."""
+    return {
+        name: {"value": one.value, "interval": [one.low, one.high]} for name, one in scores.items()
+    }
+
+
+def _table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
+    """One Markdown table of the columns that these runs have; nothing if they have none."""
+    there = {key: title for key, title in columns.items() if any(key in r.scores for r in rows)}
+    if not there:
+        return []
+    body = [
+        [row.predictor, *(_cell(row.scores[key]) if key in row.scores else "" for key in there)]
+        for row in rows
+    ]
+    return ["", *_lines(["predictor", *there.values()], body)]
+
+
+def _gap_table(rows: Sequence[Row]) -> list[str]:
+    """What the model has over each floor; nothing if the model was not run."""
+    with_gaps = [row for row in rows if row.gaps]
+    if not with_gaps:
+        return []
+    keys = {k: v for k, v in {**_GAPS, **_STEPS}.items() if k in with_gaps[0].gaps}
+    body = [[row.predictor, *(_cell(row.gaps[key]) for key in keys)] for row in with_gaps]
+    return ["", "The model minus each floor, paired:", "", *_lines(["floor", *keys.values()], body)]
+
+
+def _lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    rule = ["---", *("---:" for _ in head[1:])]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *body)]
+
+
+def _cell(score: Interval) -> str:
+    """A share in percent with its interval."""
+    value, low, high = (f"{100 * number:.1f}" for number in score)
+    return f"{value} [{low}, {high}]"

@@ -1,0 +1,110 @@
+"""The command line: `python -m export encoder | convert`.
+
+Exit codes are those of `dcl`: 2 for wrong usage, 3 for a run that cannot be read, 4 for a model
+that is missing, damaged, or did not pass a gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dcl.artifact import ENCODER, HEAD, read_manifest
+from dcl.errors import ConfigError, DclError
+from dcl.formats import read_examples
+
+app = typer.Typer(
+    help="From torch to ONNX, with a parity gate at the end.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def encoder(
+    source: Annotated[
+        str, typer.Option(help="A model of the hub, a folder, or `minilm` from its package.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    head: Annotated[int, typer.Option(help="Tokens read from the start of a turn.")] = 94,
+    tail: Annotated[int, typer.Option(help="Tokens read from the end of a longer turn.")] = 32,
+    int8: Annotated[bool, typer.Option(help="Quantise the weights.")] = True,
+    keep_fp32: Annotated[
+        bool, typer.Option("--keep-fp32", help="Write encoder_fp32.onnx, too.")
+    ] = False,
+) -> None:
+    """Make an encoder folder of a sentence-transformers model."""
+    with complain():
+        from export.encoder import export_encoder
+
+        export_encoder(source, out, head=head, tail=tail, int8=int8, keep_fp32=keep_fp32)
+        _report(out, ENCODER)
+
+
+@app.command()
+def convert(
+    trained: Annotated[Path, typer.Argument(help="Folder that `dcl train` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Labelled runs for the check of the int8 encoder; may be repeated."),
+    ] = None,
+    fp32_encoder: Annotated[
+        Path | None, typer.Option(help="The encoder before quantising, for that check.")
+    ] = None,
+    card: Annotated[Path | None, typer.Option(help="Markdown for the model card.")] = None,
+    tolerance: Annotated[float, typer.Option(help="Most by which a logit may differ.")] = 1e-3,
+    points: Annotated[float, typer.Option(help="Most points of pair F1 that int8 may cost.")] = 0.5,
+) -> None:
+    """Make the model that ships of a trained one."""
+    with complain():
+        from export import convert as converting
+
+        converting.convert(
+            trained,
+            out,
+            examples=chain.from_iterable(map(read_examples, data)) if data else None,
+            fp32_encoder=fp32_encoder,
+            card=card,
+            tolerance=tolerance,
+            points=points,
+        )
+        _report(out, HEAD)
+
+
+@contextmanager
+def complain() -> Iterator[None]:
+    """Turn what may go wrong into one line on stderr and an exit code."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("dcl", "export"):
+            raise
+        typer.echo(f'error: {error.name} is missing; run `pip install -e ".[export]"`', err=True)
+        raise typer.Exit(ConfigError.exit_code) from None
+    except DclError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _report(out: Path, graph: str) -> None:
+    """Say what was written and what the gates measured."""
+    size = (out / graph).stat().st_size / 1e6
+    measured = [
+        f"{gate} {name} {value:.3g}"
+        for gate, found in read_manifest(out)["parity"].items()
+        for name, value in found.items()
+        if not isinstance(value, Sequence)
+    ]
+    typer.echo(f"wrote {out}: {graph} {size:.1f} MB; {', '.join(measured)}")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m export")

