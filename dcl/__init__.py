@@ -1,6 +1,6 @@
 """Which agent failed, how, and at which turn: failure attribution for LLM multi-agent logs.
 
-The root loads numpy-free types only; `load` and `attribute` bring in onnxruntime on first use.
+The root loads types without numpy; `load`, the readers and `Attributor` come in on first use.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ import numpy as np
 
 from dcl.attribution import Calibration
 from dcl.errors import ArtifactError, ConfigError
+from dcl.features import FEATURES
 from dcl.lexical import Lexicon
 from dcl.taxonomy import MODES
 
@@ -107,12 +108,13 @@ def open_artifact(path: Path | None = None) -> Artifact:
     folder = pretrained() if path is None else path
     manifest, config = _open(folder)
     try:
-        labels = config["labels"]
-        if labels != [mode.value for mode in MODES]:
-            raise ArtifactError(
-                f"{folder / CONFIG}: labels: expected the 14 codes in the order of the taxonomy, "
-                f"got {labels}; this model needs another version of dcl"
-            )
+        order = {"labels": [mode.value for mode in MODES], "features": list(FEATURES)}
+        for key, expected in order.items():
+            if config[key] != expected:
+                raise ArtifactError(
+                    f"{folder / CONFIG}: {key}: expected {len(expected)} names in the order of "
+                    f"this version, got others; this model needs another version of dcl"
+                )
         return Artifact(
             path=folder,
             window=Window(**config["window"]),
@@ -247,7 +249,7 @@ def write_artifact(
         ConfigError: If the place cannot be written.
     """
     try:
-        if not _is_free(folder):
+        if not is_free(folder):
             raise ConfigError(
                 f"{folder}: expected a new place, an empty folder or an older model to replace, "
                 "found something else; choose another place"
@@ -260,6 +262,7 @@ def write_artifact(
         write_files(temporary)
         config = {
             "labels": [mode.value for mode in MODES],
+            "features": list(FEATURES),
             "window": asdict(window),
             "calibration": None if calibration is None else asdict(calibration),
             "model": dict(model),
@@ -277,13 +280,30 @@ def write_artifact(
         if folder.exists():
             old = temporary.with_name(temporary.name + "-old")
             os.replace(folder, old)
-            os.replace(temporary, folder)
+            try:
+                os.replace(temporary, folder)
+            except OSError:
+                os.replace(old, folder)
+                raise
             shutil.rmtree(old)
         else:
             os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a model may be put here: nothing, an empty folder, or an older model and no more."""
+    if not folder.exists():
+        return True
+    if not folder.is_dir():
+        return False
+    there = {file.name for file in folder.iterdir()}
+    try:
+        return not there or there <= {*read_manifest(folder)["files"], MANIFEST, CARD}
+    except ArtifactError:
+        return False
 
 
 def hash_file(file: Path) -> str:
@@ -298,6 +318,12 @@ def hash_file(file: Path) -> str:
 def _open(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Manifest and configuration of a folder whose files are all as the manifest says."""
     manifest = read_manifest(folder)
+    unlisted = {CONFIG, TOKENIZER, ENCODER} - manifest["files"].keys()
+    if unlisted:
+        raise ArtifactError(
+            f"{folder / MANIFEST}: expected an entry for {min(unlisted)}; "
+            "fetch or export the model again"
+        )
     broken = [problem for problem in verify(folder, manifest).values() if problem]
     if broken:
         raise ArtifactError(f"{folder}: {broken[0]}; fetch or export the model again")
@@ -311,13 +337,6 @@ def _is_entry(value: object) -> bool:
         and isinstance(value.get("sha256"), str)
         and isinstance(value.get("bytes"), int)
     )
-
-
-def _is_free(folder: Path) -> bool:
-    """Whether a model may be put here: nothing, an empty folder, or an older model."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -102,6 +102,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
+        for name in ("channel_dropout", "average"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
+        for name in ("threads", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: expected at least 0, got {getattr(self, name)}")
         for name in ("epochs", "batch_size", "learning_rate", "wide_strength"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: expected a number above 0, got {getattr(self, name)}")

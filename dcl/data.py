@@ -92,9 +92,8 @@ class VectorCache:
             progress(len(chunk))
         if not self._row:
             return np.empty((0, self._encoder.width), dtype=np.float16)
-        stored = np.memmap(self._vectors, dtype=np.float16, mode="r").reshape(
-            -1, self._encoder.width
-        )
+        shape = (self._rows, self._encoder.width)  # the file may be growing
+        stored = np.memmap(self._vectors, dtype=np.float16, mode="r", shape=shape)
         return np.asarray(stored[[self._row[key] for key in keys]])
 
     def _append(self, keys: list[bytes], vectors: Floats) -> None:

@@ -269,15 +269,17 @@ def _relate_numbers(texts: list[str], task: str, agent_index: NDArray[np.int64])
         if numbers
     )
     by_answer: Counter[str] = Counter()
-    for (_, answer), times in answers.items():
+    answers_of: Counter[int] = Counter()
+    for (who, answer), times in answers.items():
         by_answer[answer] += times
+        answers_of[who] += times
     total = sum(by_answer.values())
     rows: list[tuple[float, ...]] = []
     previous: dict[int, str] = {}
     for numbers, ordered, agent in zip(sets, found, agent_index, strict=True):
         size = max(len(numbers), 1)
         answer = ordered[-1] if ordered else None
-        own = sum(times for (who, _), times in answers.items() if who == agent)
+        own = answers_of[int(agent)]
         agreeing = by_answer[answer] - answers[int(agent), answer] if answer else 0
         rows.append(
             (

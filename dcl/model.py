@@ -5,8 +5,8 @@ Letters: `B` bags, `T` turns, `A` agents, `M` = 14 modes, `D` width, `E` width o
 
 The turn encoder stands before it and has its own graph, so that a new turn costs one encoder call
 and the whole bag one cheap call of this network. Bags are padded: a padded turn belongs to no
-agent, a padded agent has no turn. Agents are slots of a trajectory, so the names of agents never
-enter the network, and permuting agents permutes the output and changes nothing else.
+agent, a padded agent has no turn. Agents are slots of a trajectory: no name enters, and listing the
+slots in another order permutes the output and changes nothing else.
 """
 
 from __future__ import annotations

@@ -32,10 +32,15 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
         Items of the three splits.
 
     Raises:
-        ConfigError: If no labelled example is left for a split.
+        ConfigError: If a split has no example with labelled modes, or the widths do not fit.
     """
     bagger = load_bagger(source)
     encoder = Encoder(source.path / ENCODER, threads=config.threads or count_cores(), remember=0)
+    if encoder.width != config.model.vector_width:
+        raise ConfigError(
+            f"model.vector_width: expected {encoder.width}, the width of the encoder's vectors, "
+            f"got {config.model.vector_width}"
+        )
     cache = VectorCache(
         Path(config.data.cache).expanduser(), encoder, hash_file(source.path / ENCODER)
     )
@@ -59,8 +64,10 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
                 )
             )
     for split in ("train", "valid"):
-        if not items[split]:
-            raise ConfigError(f"data: expected labelled examples for {split}, found none")
+        if not any(item.known for item in items[split]):
+            raise ConfigError(
+                f"data: expected examples with labelled modes for {split}, found none"
+            )
     return items
 
 
@@ -90,13 +97,8 @@ def fit_wide(
         items: Items of all splits; their `wide` is filled in.
         vocabulary: Number of token ids.
         work: Keeps what is fitted, so that a resumed run does not fit it again.
-
-    Raises:
-        ConfigError: If no training example has its modes labelled.
     """
     usable = [item for item in items["train"] if item.known]
-    if not usable:
-        raise ConfigError("data: expected training examples with labelled modes, found none")
     bags = [item.bag for item in usable]
     labels = np.concatenate([item.pair for item in usable])
     idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)

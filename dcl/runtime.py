@@ -211,7 +211,7 @@ def open_session(file: Path) -> ort.InferenceSession:
 
 
 def count_cores() -> int:
-    """Cores that this process may use, which in a container is fewer than the host has."""
+    """Cores that this process is bound to; a quota of CPU time, as containers have, is not seen."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every platform

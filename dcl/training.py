@@ -29,7 +29,9 @@ from dcl.artifact import (
     LEXICON,
     TOKENIZER,
     WEIGHTS,
+    EncoderSource,
     hash_file,
+    is_free,
     open_encoder,
     save_lexicon,
     write_artifact,
@@ -175,8 +177,8 @@ def train(config: TrainConfig) -> Path:
     torch.set_num_threads(config.threads or count_cores())
     seed_everything(config.seed, workers=True, verbose=False)
     out = Path(config.out).expanduser()
-    work = claim_workplace(out, config)
     source = open_encoder(None if config.encoder is None else Path(config.encoder).expanduser())
+    work = claim_workplace(out, config, source)
     items = prepare(config, source)
     lexicon = fit_wide(config, items, load_bagger(source).vocabulary, work)
     model = fit_network(config, items, work)
@@ -201,17 +203,32 @@ def train(config: TrainConfig) -> Path:
     return out
 
 
-def claim_workplace(out: Path, config: TrainConfig) -> Path:
+def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Path:
     """The folder for work in progress, `OUT.work`, checked to belong to this very run.
 
+    Args:
+        out: Where the model will go.
+        config: The run.
+        source: Its encoder.
+
+    Returns:
+        The folder.
+
     Raises:
-        ConfigError: If it holds work of a run with another configuration.
+        ConfigError: If it holds work of another run, or `out` holds something that is no model.
     """
+    if not is_free(out):
+        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
     work = out.with_name(out.name + ".work")
     try:
         work.mkdir(parents=True, exist_ok=True)
         stamp = work / "config.json"
-        claim = {"config": asdict(config), "data": hash_data(config)}
+        claim = {
+            "dcl": dcl.__version__,
+            "config": asdict(config),
+            "data": hash_data(config),
+            "encoder": hash_file(source.path / ENCODER),
+        }
         text = json.dumps(claim, indent=2, sort_keys=True)
         if stamp.exists() and stamp.read_text() != text:
             raise ConfigError(
@@ -280,13 +297,8 @@ def judge(
 
     Returns:
         The calibration, and micro-F1 in points by split and level.
-
-    Raises:
-        ConfigError: If no validation example has its modes labelled.
     """
     usable = {split: [i for i in items[split] if i.known] for split in ("valid", "test")}
-    if not usable["valid"]:
-        raise ConfigError("data: expected validation examples with labelled modes, found none")
     logits = {split: score_items(model, members) for split, members in usable.items()}
     pairs = {split: [item.pair for item in members] for split, members in usable.items()}
     lost = {split: sum(item.lost for item in members) for split, members in usable.items()}

@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dcl.artifact import (
@@ -30,6 +29,7 @@ from dcl.artifact import (
     WEIGHTS,
     Artifact,
     hash_file,
+    is_free,
     load_lexicon,
     open_artifact,
     write_artifact,
@@ -100,6 +100,8 @@ def convert(
     """
     if out.resolve() == trained.resolve():
         raise ConfigError(f"{out}: expected another folder than that of the trained model")
+    if not is_free(out):
+        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
     if (examples is None) != (fp32_encoder is None):
         raise ConfigError("expected both labelled examples and the fp32 encoder, or neither")
     if card is not None and not card.is_file():
@@ -142,13 +144,7 @@ def open_trained(trained: Path) -> tuple[Artifact, Model, Mapping[str, Any]]:
         if name not in artifact.manifest["files"]:
             raise ArtifactError(f"{trained}: expected {name}; give a folder that `dcl train` wrote")
     training = json.loads((trained / CONFIG).read_bytes())["training"]
-    try:
-        return artifact, load_model(artifact), training
-    except (RuntimeError, TypeError, SafetensorError) as error:
-        raise ArtifactError(
-            f"{trained / WEIGHTS}: the weights do not fit this version of dcl: "
-            f"{' '.join(str(error).split())[:200]}"
-        ) from None
+    return artifact, load_model(artifact), training
 
 
 class Head(nn.Module):

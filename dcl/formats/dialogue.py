@@ -41,7 +41,7 @@ class Dialogue:
         self._ids: set[Print] = set()
         self._waiting: dict[str, Counter[Print]] = {"model": Counter(), "tool": Counter()}
         self._tools: dict[str, str] = {}
-        self._errors: set[str] = set()
+        self._failed_inside: dict[str, set[str]] = {}  # span id to errors of spans below it
 
     def turns(self) -> list[Turn]:
         """The turns; none if the spans hold no content."""
@@ -173,9 +173,13 @@ class Dialogue:
 
     def _fail(self, span: Span, before: int, agent: str, kind: TurnKind) -> None:
         """Add the error of a span to its last turn; spans around it repeat the same error."""
-        if not span.error or span.error in self._errors:
+        if not span.error:
             return
-        self._errors.add(span.error)
+        repeated = span.error in self._failed_inside.get(span.id, ())
+        for above in self._tree.ancestors(span):
+            self._failed_inside.setdefault(above.id, set()).add(span.error)
+        if repeated:
+            return
         text = f"error: {span.error}"
         if len(self._turns) > before:
             last = self._turns[-1]

@@ -72,12 +72,22 @@ def documents(file: str) -> Iterator[Document | TraceError]:
 
 
 def _below(folder: str) -> Iterator[str]:
-    """Files under a folder whose suffix says that they may be logs."""
-    for parent, folders, names in os.walk(folder):
+    """Files under a folder whose suffix says that they may be logs.
+
+    A folder below it that cannot be listed is given as if it were a file, so that reading it says
+    why.
+    """
+
+    def report(error: OSError) -> None:
+        closed.append(error.filename)
+
+    closed: list[str] = []
+    for parent, folders, names in os.walk(folder, onerror=report):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             if _bare(name).endswith(_SUFFIXES):
                 yield os.path.join(parent, name)
+    yield from closed
 
 
 def _bare(name: str) -> str:

@@ -219,8 +219,10 @@ def _time(value: object) -> int:
     text = str(value or "").strip()
     if re.fullmatch(r"[0-9]{1,20}", text):
         return int(text)
-    # Python 3.10 reads neither Z nor more than six digits of a second.
-    text = re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", text.replace("Z", "+00:00"))
+    # Python 3.10 reads neither Z nor any other number of digits than three or six.
+    text = re.sub(
+        r"\.([0-9]{1,6})[0-9]*", lambda m: "." + m[1].ljust(6, "0"), text.replace("Z", "+00:00")
+    )
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

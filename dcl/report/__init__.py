@@ -20,7 +20,7 @@ class Report:
     """One attributed run and what to show of it.
 
     Args:
-        source: File the run was read from; `-` is standard input.
+        source: File the run was read from; `<stdin>` is standard input.
         trajectory: The run.
         attribution: Who failed in it, how, and where.
         threshold: Replaces the calibrated thresholds of agents and pairs, 0 to 1.

@@ -39,8 +39,8 @@ def write_model(folder: Path, *, content: str = "weights") -> Path:
     """A model of two tiny files."""
 
     def write_files(inside: Path) -> None:
-        (inside / "a.bin").write_text(content)
-        (inside / "b.bin").write_bytes(b"")
+        (inside / "encoder.onnx").write_text(content)
+        (inside / "tokenizer.json").write_bytes(b"")
 
     return write_artifact(
         folder,
@@ -70,6 +70,13 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "deep" / "model")
 
 
+def write_with_stray(folder: Path) -> Path:
+    """A model with a file beside it that the manifest does not know."""
+    write_model(folder)
+    (folder / "notes.txt").write_text("years of work")
+    return folder
+
+
 def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
 
@@ -82,7 +89,7 @@ def test_what_is_written_opens(model: Path) -> None:
     assert got.model == {"width": 32}
     assert got.manifest["scores"] == {"pair": 0.5}
     assert got.manifest["format"] == FORMAT
-    assert set(got.manifest["files"]) == {"a.bin", "b.bin", CONFIG}
+    assert set(got.manifest["files"]) == {"encoder.onnx", "tokenizer.json", CONFIG}
     assert json.loads((model / CONFIG).read_text())["training"] == {"seed": 1}
     assert json.loads((model / CONFIG).read_text())["labels"] == [mode.value for mode in MODES]
     assert names(model.parent) == {"model"}
@@ -105,28 +112,35 @@ def test_the_model_that_ships_stands_beside_the_package() -> None:
 
 
 def test_a_damaged_byte_is_found(model: Path) -> None:
-    (model / "a.bin").write_text("weighta")
-    with pytest.raises(ArtifactError, match=r"a\.bin: expected sha256 .{12}…, got .{12}…; fetch"):
+    (model / "encoder.onnx").write_text("weighta")
+    with pytest.raises(
+        ArtifactError, match=r"encoder.onnx: expected sha256 .{12}…, got .{12}…; fetch"
+    ):
         open_artifact(model)
 
 
 def test_a_wrong_size_is_found(model: Path) -> None:
-    (model / "a.bin").write_text("weight")
-    with pytest.raises(ArtifactError, match=r"a\.bin: expected 7 bytes, got 6; fetch or export"):
+    (model / "encoder.onnx").write_text("weight")
+    with pytest.raises(
+        ArtifactError, match=r"encoder.onnx: expected 7 bytes, got 6; fetch or export"
+    ):
         open_artifact(model)
 
 
 def test_a_missing_file_is_found(model: Path) -> None:
-    (model / "b.bin").unlink()
-    with pytest.raises(ArtifactError, match=r"b\.bin: listed in the manifest but missing"):
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: listed in the manifest but missing"):
         open_encoder(model)
 
 
 def test_verify_names_all_that_is_wrong(model: Path) -> None:
-    (model / "a.bin").write_text("weighta")
-    (model / "b.bin").unlink()
+    (model / "encoder.onnx").write_text("weighta")
+    (model / "tokenizer.json").unlink()
     problems = verify(model, read_manifest(model))
-    assert {name for name, problem in problems.items() if problem} == {"a.bin", "b.bin"}
+    assert {name for name, problem in problems.items() if problem} == {
+        "encoder.onnx",
+        "tokenizer.json",
+    }
 
 
 def test_the_card_may_be_edited(model: Path) -> None:
@@ -142,7 +156,13 @@ def test_another_version_is_refused(model: Path) -> None:
 
 @pytest.mark.parametrize(
     "files",
-    [None, [], {"a.bin": 3}, {"a.bin": {"bytes": 7}}, {"a.bin": {"sha256": "", "bytes": ""}}],
+    [
+        None,
+        [],
+        {"encoder.onnx": 3},
+        {"encoder.onnx": {"bytes": 7}},
+        {"encoder.onnx": {"sha256": "", "bytes": ""}},
+    ],
 )
 def test_a_manifest_that_vouches_for_nothing_is_refused(model: Path, files: object) -> None:
     edit(model / MANIFEST, lambda row: row.update(files=files))
@@ -150,9 +170,22 @@ def test_a_manifest_that_vouches_for_nothing_is_refused(model: Path, files: obje
         open_artifact(model)
 
 
+@pytest.mark.parametrize("name", ["encoder.onnx", "tokenizer.json", CONFIG])
+def test_a_manifest_must_vouch_for_what_is_run(model: Path, name: str) -> None:
+    edit(model / MANIFEST, lambda row: row["files"].pop(name))
+    with pytest.raises(ArtifactError, match=f"expected an entry for {name}"):
+        open_artifact(model)
+
+
+def test_other_features_are_refused(model: Path) -> None:
+    edit(model / CONFIG, lambda row: row["features"].reverse())
+    with pytest.raises(ArtifactError, match=r"features: expected .* names in the order"):
+        open_artifact(model)
+
+
 def test_other_labels_are_refused(model: Path) -> None:
     edit(model / CONFIG, lambda row: row["labels"].reverse())
-    with pytest.raises(ArtifactError, match="labels: expected the 14 codes in the order"):
+    with pytest.raises(ArtifactError, match="labels: expected 14 names in the order"):
         open_artifact(model)
 
 
@@ -184,10 +217,9 @@ def test_no_folder_and_no_manifest_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_new_model_replaces_the_old_one_whole(model: Path) -> None:
-    (model / "stray").write_text("of an older layout")
     write_model(model, content="newer")
-    assert (model / "a.bin").read_text() == "newer"
-    assert names(model) == {"a.bin", "b.bin", CONFIG, MANIFEST}
+    assert (model / "encoder.onnx").read_text() == "newer"
+    assert names(model) == {"encoder.onnx", "tokenizer.json", CONFIG, MANIFEST}
     assert names(model.parent) == {"model"}
     open_artifact(model)
 
@@ -215,11 +247,11 @@ def test_what_is_no_model_is_not_replaced(tmp_path: Path) -> None:
     thesis = tmp_path / "home" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("years of work")
-    for place in (thesis, thesis.parent):
+    for place in (thesis, thesis.parent, write_with_stray(tmp_path / "other")):
         with pytest.raises(ConfigError, match="expected a new place, an empty folder or an older"):
             write_model(place)
     assert thesis.read_text() == "years of work"
-    assert names(tmp_path) == {"home"}
+    assert names(tmp_path) == {"home", "other"}
 
 
 def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ import torch
 from tiny import WIDTH, bagger, make_run, write_encoder, write_encoder_folder
 
 from dcl import training
-from dcl.artifact import CONFIG, ENCODER, LEXICON, MANIFEST, TOKENIZER, WEIGHTS, open_artifact
+from dcl.artifact import (
+    CONFIG,
+    ENCODER,
+    LEXICON,
+    MANIFEST,
+    TOKENIZER,
+    WEIGHTS,
+    open_artifact,
+    open_encoder,
+)
 from dcl.attribution import Logits
 from dcl.calibration import best_threshold
 from dcl.config import DataConfig, LossConfig, TrainConfig
@@ -192,10 +201,11 @@ def test_a_run_killed_after_its_last_epoch_trains_no_more(ground: Path, tmp_path
 
 def test_work_of_another_configuration_is_refused(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model")
-    training.claim_workplace(tmp_path / "model", config)
+    encoder = open_encoder(Path(str(config.encoder)))
+    training.claim_workplace(tmp_path / "model", config, encoder)
     with pytest.raises(ConfigError, match="found another run's; delete the folder or choo"):
         train(replace(config, seed=2))
-    assert training.claim_workplace(tmp_path / "model", config) == tmp_path / "model.work"
+    assert training.claim_workplace(tmp_path / "model", config, encoder) == tmp_path / "model.work"
 
 
 def test_epochs_have_different_orders(ground: Path, tmp_path: Path) -> None:
@@ -223,7 +233,9 @@ def test_data_that_is_missing_is_refused(ground: Path, tmp_path: Path) -> None:
 def test_a_split_without_examples_is_refused(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model")
     data = replace(config.data, valid_share=0.0)
-    with pytest.raises(ConfigError, match="data: expected labelled examples for valid, found non"):
+    with pytest.raises(
+        ConfigError, match="data: expected examples with labelled modes for valid, fou"
+    ):
         train(replace(config, data=data))
 
 
