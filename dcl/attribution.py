@@ -286,14 +286,21 @@ class Attributor:
 def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> Attribution:
     """Logits of one trajectory to probabilities.
 
+    The person who asks and the system prompt cannot fail: their probabilities are 0.
+
     Args:
         trajectory: The run that was scored.
         logits: Its logits; shapes must fit the run.
         calibration: Temperatures and thresholds.
+
+    Returns:
+        The probabilities, with the evidence and the thresholds that go with them.
     """
     agents = trajectory.agents
     position = {agent: a for a, agent in enumerate(agents)}
     agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
+    acting = np.array([agent not in trajectory.bystanders for agent in agents])
+    step = np.where(acting[agent_index], logits.step, -np.inf).astype(np.float32)
     weights = np.zeros_like(logits.attention)
     for a in range(len(agents)):
         own = agent_index == a
@@ -303,10 +310,10 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
         agents=agents,
         steps=trajectory.steps,
         agent_index=agent_index,
-        agent_probs=sigmoid(logits.agent / calibration.agent_temperature),
+        agent_probs=sigmoid(logits.agent / calibration.agent_temperature) * acting,
         mode_probs=sigmoid(logits.mode / calibration.mode_temperature),
-        pair_probs=sigmoid(logits.pair / calibration.pair_temperature),
-        step_probs=softmax(logits.step / calibration.step_temperature, axis=0),
+        pair_probs=sigmoid(logits.pair / calibration.pair_temperature) * acting[:, None],
+        step_probs=softmax(step / calibration.step_temperature, axis=0),
         weights=weights,
         calibration=calibration,
     )

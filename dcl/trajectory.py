@@ -23,6 +23,7 @@ SCHEMA = "dcl.trajectory/1"
 
 Outcome = Literal["success", "failure"]
 
+_OUTSIDE_ROLES = {"user", "human", "system"}
 _TURN_KEYS = {"agent", "content", "role", "kind", "step", "source"}
 
 
@@ -57,6 +58,13 @@ class Turn:
     kind: TurnKind = TurnKind.MESSAGE
     step: int | None = None
     source: str = ""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it is a system prompt, or said by a person without a name of their own."""
+        role = self.role.lower()
+        unnamed = role in _OUTSIDE_ROLES and self.agent.lower() == role
+        return unnamed or self.kind is TurnKind.SYSTEM
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; fields that hold their default are left out."""
@@ -133,6 +141,16 @@ class Trajectory:
     def steps(self) -> tuple[int, ...]:
         """Step number of every turn as the source log counts, `T` of them."""
         return tuple(i if turn.step is None else turn.step for i, turn in enumerate(self.turns))
+
+    @property
+    def bystanders(self) -> frozenset[str]:
+        """Agents that are not part of the system: the person who asks, and the prompt.
+
+        These are speakers whose turns are all system prompts, or whom the log knows by the role
+        `user`, `human` or `system` and by no name of their own. Empty if nobody else speaks.
+        """
+        acting = {turn.agent for turn in self.turns if not turn.is_outside}
+        return frozenset(self.agents) - acting if acting else frozenset()
 
     def turn_at(self, step: int, agent: str | None = None) -> int | None:
         """0-based position of the turn with this step number; None if there is none.

@@ -25,7 +25,7 @@ from dcl.attribution import (
 )
 from dcl.bag import Bag
 from dcl.taxonomy import MODES, ErrorMode
-from dcl.trajectory import Fault, Trajectory, Turn
+from dcl.trajectory import Fault, Trajectory, Turn, TurnKind
 
 M = len(MODES)
 floats = st.floats(-1e4, 1e4, width=32)
@@ -306,3 +306,27 @@ def test_renaming_agents_renames_the_findings(order: list[int]) -> None:
     plain = decode(RUN, logits, Calibration()).faults(threshold=0.3)
     renamed = decode(replace(RUN, turns=turns), logits, Calibration()).faults(threshold=0.3)
     assert renamed == tuple(replace(fault, agent=names[fault.agent]) for fault in plain)
+
+
+def test_the_person_who_asks_and_the_prompt_cannot_fail() -> None:
+    turns = (
+        Turn("system", "be kind", kind=TurnKind.SYSTEM),
+        Turn("user", "2 + 2?", role="user"),
+        Turn("solver", "5", role="assistant"),
+        Turn("Critic", "fine", role="user"),  # a name of its own: some logs call every peer user
+    )
+    run = Trajectory("r", "", turns)
+    assert run.bystanders == {"system", "user"}
+    got = decode(run, random_logits(run), Calibration())
+    assert (got.agent_probs[:2] == 0).all()
+    assert (got.pair_probs[:2] == 0).all()
+    assert (got.step_probs[:2] == 0).all()
+    assert got.step_probs.sum() == pytest.approx(1)
+    assert {fault.agent for fault in got.faults(top_k=3)} <= {"solver", "Critic"}
+    assert set(got.evidence(2)) == {2, 3}
+
+
+def test_a_run_of_bystanders_alone_is_judged_all_the_same() -> None:
+    run = Trajectory("r", "", (Turn("user", "hello", role="user"),))
+    assert run.bystanders == frozenset()
+    assert decode(run, random_logits(run), Calibration()).agent_probs[0] > 0
