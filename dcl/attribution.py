@@ -126,6 +126,9 @@ class Attribution:
             top_k: Gives the `top_k` most probable pairs, in that order, and ignores all
                 thresholds; > 0.
 
+        Returns:
+            What is declared; may be empty unless `top_k` is given.
+
         Raises:
             ValueError: If `top_k` is not positive.
         """
@@ -148,7 +151,15 @@ class Attribution:
     def faults(
         self, *, threshold: float | None = None, top_k: int | None = None
     ) -> tuple[Fault, ...]:
-        """The faults of `findings`, in its order."""
+        """The faults of `findings`, in its order.
+
+        Args:
+            threshold: As in `findings`.
+            top_k: As in `findings`.
+
+        Raises:
+            ValueError: If `top_k` is not positive.
+        """
         return tuple(f.fault for f in self.findings(threshold=threshold, top_k=top_k))
 
     def modes(self) -> tuple[ErrorMode, ...]:
@@ -172,6 +183,10 @@ class Attribution:
         """0-based position of the turn that best shows a fault of this agent.
 
         The step posterior times the evidence weight, over the turns of the agent alone.
+
+        Args:
+            agent: Position in `agents`.
+            mode: Position in `dcl.taxonomy.MODES`; None for the agent as a whole.
         """
         weight = self.turn_weights if mode is None else self.weights[:, mode]
         score = self.step_probs * (weight + 1e-6)
@@ -184,7 +199,13 @@ class Attribution:
         top_k: int | None = None,
         evidence: int = 3,
     ) -> dict[str, Any]:
-        """Plain JSON; the layout is described in `docs/output.md` and kept stable."""
+        """Plain JSON; the layout is described in `docs/output.md` and kept stable.
+
+        Args:
+            threshold: As in `findings`.
+            top_k: As in `findings`.
+            evidence: Turns to list as evidence; >= 0.
+        """
         turn_weights = self.turn_weights
         return {
             "id": self.trajectory_id,
@@ -263,9 +284,16 @@ class Attributor:
     def batch(
         self, trajectories: Iterable[Trajectory], *, batch_size: int = 16
     ) -> Iterator[Attribution]:
-        """Attribute many runs, in order, with memory bounded by `batch_size` of them.
+        """Attribute many runs, in order, with memory bounded by twice `batch_size` of them.
 
-        The next batch is read and made into bags while this one is scored.
+        The next batch is read and made into bags, in another thread, while this one is scored.
+
+        Args:
+            trajectories: Taken as they are needed; what it raises comes out here.
+            batch_size: Runs that are scored together; > 0.
+
+        Returns:
+            One attribution a run.
         """
         rest = iter(trajectories)
 
@@ -325,7 +353,12 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def softmax(x: Floats, *, axis: int) -> Floats:
-    """Softmax along one axis without overflow, any shape."""
+    """Softmax along one axis without overflow.
+
+    Args:
+        x: Any shape.
+        axis: Sums to 1 along it.
+    """
     e = np.exp(x - x.max(axis=axis, keepdims=True))
     return np.asarray(e / e.sum(axis=axis, keepdims=True), dtype=np.float32)
 

@@ -60,7 +60,11 @@ class BagMaker:
         self._start, self._end = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
 
     def __call__(self, trajectory: Trajectory) -> Bag:
-        """Make the bag of one trajectory; any text is fine, also an empty one."""
+        """Make the bag of one trajectory; any text is fine, also an empty one.
+
+        Args:
+            trajectory: The run.
+        """
         agents = trajectory.agents
         position = {agent: a for a, agent in enumerate(agents)}
         agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)

@@ -21,7 +21,16 @@ from dcl.runtime import OUTPUTS, Encoder, count_cores, head_inputs, load_bagger
 
 @torch.no_grad()
 def score_items(model: Model, items: Sequence[Item], *, batch_size: int = 32) -> list[Logits]:
-    """Logits of prepared items, without padding, in order."""
+    """Logits of prepared items, without padding, in order.
+
+    Args:
+        model: The network; it is put into evaluation mode.
+        items: Prepared items.
+        batch_size: Items that are padded together; > 0.
+
+    Returns:
+        One an item.
+    """
     model.eval()
     scores: list[Logits] = []
     for start in range(0, len(items), batch_size):

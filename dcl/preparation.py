@@ -97,6 +97,9 @@ def fit_wide(
         items: Items of all splits; their `wide` is filled in.
         vocabulary: Number of token ids.
         work: Keeps what is fitted, so that a resumed run does not fit it again.
+
+    Returns:
+        The wide half fitted on all training items.
     """
     usable = [item for item in items["train"] if item.known]
     bags = [item.bag for item in usable]

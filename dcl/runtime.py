@@ -163,6 +163,9 @@ def load(path: str | Path | None = None, *, threads: int | None = None) -> Attri
         path: An exported model folder; None means the one that ships.
         threads: Turns encoded side by side; None means every core this process may use.
 
+    Returns:
+        An attributor that may be shared between threads.
+
     Raises:
         ArtifactError: If the folder is missing, damaged, or not exported yet.
         ConfigError: If `threads` is not positive.

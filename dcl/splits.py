@@ -28,6 +28,9 @@ def split_of(group: str, *, valid: float = 0.08, test: float = 0.08) -> Split:
         group: Question, as `group_of` gives it.
         valid: Share of questions for selection, thresholds and temperatures, 0 to 1.
         test: Share of questions that are only reported, 0 to 1.
+
+    Returns:
+        `train`, `valid` or `test`.
     """
     place = _place(group, "split")
     if place < test:
@@ -36,7 +39,15 @@ def split_of(group: str, *, valid: float = 0.08, test: float = 0.08) -> Split:
 
 
 def fold_of(group: str, folds: int) -> int:
-    """Fold of a question in cross-fitting, 0 to `folds - 1`, independent of its split."""
+    """Fold of a question in cross-fitting, independent of its split.
+
+    Args:
+        group: Question, as `group_of` gives it.
+        folds: Number of folds; > 0.
+
+    Returns:
+        0 to `folds - 1`.
+    """
     return int(_place(group, "fold") * folds)
 
 

@@ -126,6 +126,9 @@ def compute_loss(
         batch: Inputs and targets.
         bank: `(M, P, K)` error prototypes.
         config: Weights and constants.
+
+    Returns:
+        The sum in nats, and the unweighted parts by name.
     """
     member = batch.bags.member
     real = member.sum(dim=2) > 0  # (B, A)
@@ -349,7 +352,17 @@ def hash_data(config: TrainConfig) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Command line of `dcl train`: every field of `TrainConfig`, from YAML and options."""
+    """Command line of `dcl train`: every field of `TrainConfig`, from YAML and options.
+
+    Args:
+        arguments: What follows `dcl train`.
+
+    Returns:
+        Exit code 0; everything else raises.
+
+    Raises:
+        ConfigError: If a key or a value is wrong; the message names it.
+    """
     parser = ArgumentParser(prog="dcl train", description="Train a model.", exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML with any of the options below.")
     parser.add_class_arguments(TrainConfig, as_group=False)

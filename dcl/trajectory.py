@@ -156,6 +156,10 @@ class Trajectory:
         """0-based position of the turn with this step number; None if there is none.
 
         Where a log uses a number twice, the turn of `agent` wins.
+
+        Args:
+            step: Number as the source log counts.
+            agent: Name of the speaker; None takes the first turn.
         """
         found = [i for i, number in enumerate(self.steps) if number == step]
         spoken = [i for i in found if self.turns[i].agent == agent]
@@ -341,6 +345,10 @@ def name_type(value: object) -> str:
 def expect_object(value: object, place: str) -> Mapping[str, Any]:
     """The value as a JSON object.
 
+    Args:
+        value: Anything.
+        place: Path of it, for the error.
+
     Raises:
         TraceError: If it is anything else.
     """
@@ -351,6 +359,11 @@ def expect_object(value: object, place: str) -> Mapping[str, Any]:
 
 def expect_list(row: Mapping[str, Any], key: str, place: str) -> Sequence[Any]:
     """The list under a key.
+
+    Args:
+        row: The object.
+        key: The key.
+        place: Path of the object, for the error.
 
     Raises:
         TraceError: If it is missing or no list.
@@ -363,6 +376,12 @@ def expect_list(row: Mapping[str, Any], key: str, place: str) -> Sequence[Any]:
 
 def expect_str(row: Mapping[str, Any], key: str, place: str, *, default: str | None = None) -> str:
     """The string under a key; `default` where the key is absent or null.
+
+    Args:
+        row: The object.
+        key: The key.
+        place: Path of the object, for the error.
+        default: What an absent key means; None means that it is an error.
 
     Raises:
         TraceError: If it is missing without a default, or no string.
@@ -378,6 +397,11 @@ def expect_str(row: Mapping[str, Any], key: str, place: str, *, default: str | N
 def expect_int(row: Mapping[str, Any], key: str, place: str) -> int:
     """The whole number under a key; a string of digits counts, as published files have them.
 
+    Args:
+        row: The object.
+        key: The key.
+        place: Path of the object, for the error.
+
     Raises:
         TraceError: If it is missing or no whole number.
     """
@@ -392,6 +416,10 @@ def expect_int(row: Mapping[str, Any], key: str, place: str) -> int:
 
 def parse_mode(value: object, place: str) -> ErrorMode:
     """The error mode that a code names, in any published spelling.
+
+    Args:
+        value: The code.
+        place: Path of it, for the error.
 
     Raises:
         TraceError: If it is none of the 14.

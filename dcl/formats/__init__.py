@@ -53,6 +53,9 @@ def scan(path: str | Path, *, format: str = _AUTO) -> Iterator[Example | TraceEr
             gzip and xz are unpacked.
         format: One of `FORMATS`, or "auto" to look at each document.
 
+    Returns:
+        Examples and errors in the order of files and of records in them, read one at a time.
+
     Raises:
         ConfigError: If there is no such format.
     """
@@ -65,6 +68,9 @@ def scan(path: str | Path, *, format: str = _AUTO) -> Iterator[Example | TraceEr
 def read_examples(path: str | Path, *, format: str = _AUTO) -> Iterator[Example]:
     """Every example below a path, with its labels; see `scan` for the arguments.
 
+    Returns:
+        Examples in the order of files and of records in them, read one at a time.
+
     Raises:
         TraceError: At the first that cannot be read.
         FormatError: At the first in no known format, or not in the named one.
@@ -75,6 +81,9 @@ def read_examples(path: str | Path, *, format: str = _AUTO) -> Iterator[Example]
 
 def read_trajectories(path: str | Path, *, format: str = _AUTO) -> Iterator[Trajectory]:
     """Every trajectory below a path, without labels; see `scan` for the arguments.
+
+    Returns:
+        Trajectories in the order of files and of records in them, read one at a time.
 
     Raises:
         TraceError: At the first that cannot be read.
