@@ -45,6 +45,15 @@ def parse(document: object, place: str) -> list[Example]:
     return batch.examples()
 
 
+_CONVENTIONS = (
+    "gen_ai.", "llm.", "openinference.", "input.", "output.", "traceloop.", "service.",
+    "process.", "server.", "client.", "http.", "url.", "net.", "network.", "rpc.", "db.", "code.",
+    "thread.", "error.", "exception.", "session.", "user.", "otel.", "graph.", "agent.", "tool.",
+    "deployment.", "host.", "telemetry.",
+)  # fmt: skip
+"""First parts of attribute names that the semantic conventions define."""
+
+
 class Batch:
     """The documents of one file: a trace may be spread over many, children before parents."""
 
@@ -106,7 +115,7 @@ class Batch:
     def _example(self, trace: str, spans: Sequence[Span]) -> Example | None:
         """The trajectory of one trace; None if nothing was said in it."""
         tree = SpanTree(spans)
-        turns = Dialogue(tree).turns()
+        turns = Dialogue(tree).turns() or _own_words(tree)
         if not turns:
             return None
         trajectory = Trajectory(
@@ -117,6 +126,25 @@ class Batch:
             metadata=self._extras | _about(spans),
         )
         return Example(trajectory=trajectory, origin="otlp")
+
+
+def _own_words(tree: SpanTree) -> list[Turn]:
+    """Turns from the text that a program put into attributes of its own.
+
+    The last resort, for traces in which no convention is followed. Attributes of the known
+    conventions are no text: a trace that has only these was recorded without its content.
+    """
+    turns = []
+    for span in sorted(tree.spans, key=tree.start):
+        own = [
+            f"{key}: {value}"
+            for key, value in span.attributes.items()
+            if isinstance(value, str) and value.strip() and not key.startswith(_CONVENTIONS)
+        ]
+        if own:
+            text = "\n".join([span.name, *own])
+            turns.append(Turn(agent=tree.owner(span), content=text, source=span.id))
+    return turns
 
 
 def _task(turns: Sequence[Turn]) -> str:

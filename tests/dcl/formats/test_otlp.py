@@ -511,7 +511,17 @@ def test_reads_the_real_exports(data_dir: Path, name: str, turns: int) -> None:
 
 
 @pytest.mark.data
-def test_says_so_where_a_real_file_holds_no_words(data_dir: Path) -> None:
-    (item,) = scan(data_dir / "traces" / "dazzaji_test-traces.json")
+def test_reads_a_real_file_that_follows_no_convention(data_dir: Path) -> None:
+    for item in read_examples(data_dir / "traces" / "dazzaji_test-traces.json"):
+        assert item.trajectory.agents == ("Agento-Module-1",)
+        assert item.trajectory.turns[0].content.startswith("test_span\ntest_attribute: small value")
+
+
+def test_attributes_of_the_conventions_are_no_text(tmp_path: Path) -> None:
+    attributes = [{"key": "gen_ai.request.model", "value": {"stringValue": "small"}}]
+    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "chat", "attributes": attributes}
+    path = tmp_path / "silent.json"
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}))
+    (item,) = scan(path)
     assert isinstance(item, TraceError)
-    assert "got 2 spans without (test_span)" in str(item)
+    assert "was content capture switched off?" in str(item)
