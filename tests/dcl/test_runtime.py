@@ -260,6 +260,7 @@ def test_a_scorer_gives_logits_in_the_order_of_the_bags(model: Path) -> None:
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     def write_files(inside: Path) -> None:
         write_encoder(inside / ENCODER)
+        (inside / TOKENIZER).write_text("{}")
 
     folder = write(
         tmp_path / "model",
