@@ -345,7 +345,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_bytes())
     except OSError as error:
         raise ArtifactError(f"{file}: expected a file of the model: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{file}: expected JSON, got damaged text: {error}") from None
     if not isinstance(value, dict):
         raise ArtifactError(f"{file}: expected a JSON object")

@@ -15,6 +15,9 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
+
+# Read by onnxruntime when it is loaded; without it, it writes to the home folder.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer

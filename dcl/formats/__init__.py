@@ -123,6 +123,8 @@ def _scan_file(file: str, format: str) -> Iterator[Example | TraceError]:
         yield from spans.examples()
     except TraceError as error:
         yield _located(error, spans.place)
+    except RecursionError:
+        yield TraceError(spans.place, "expected JSON of a usual depth, got deeper nesting")
 
 
 def _scan_record(
