@@ -8,32 +8,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcl.attribution import Calibration, Logits, sigmoid
+from dcl.targets import Targets
 
 Floats = NDArray[np.float32]
 
 
 def fit_calibration(
     logits: Sequence[Logits],
-    pairs: Sequence[Floats],
+    targets: Sequence[Targets],
     *,
-    lost: int = 0,
     steps: Sequence[tuple[Floats, Floats]] = (),
 ) -> Calibration:
     """Choose temperatures for likelihood and thresholds for micro-F1.
 
     Args:
         logits: One a validation bag.
-        pairs: `(A, M)` 0 or 1 for each bag.
-        lost: Labels that no turn can show; they count as misses when thresholds are chosen.
+        targets: Labels of each bag, with known modes. Those that no turn can show count as misses
+            when thresholds are chosen.
         steps: Step logits and target, `(T,)` each, of the bags whose step is labelled.
 
     Returns:
         The calibration.
     """
     fitted: dict[str, float] = {}
-    for level, (score, label) in _levels(logits, pairs).items():
+    for level, (score, label, missed) in _levels(logits, targets).items():
         fitted[f"{level}_temperature"] = fit_temperature(score, label)
-        missed = 0 if level == "mode" else lost
         cut, _ = best_threshold(score, label, missed=missed)
         fitted[f"{level}_threshold"] = float(
             sigmoid(np.array(cut / fitted[f"{level}_temperature"], dtype=np.float32))
@@ -45,27 +44,23 @@ def fit_calibration(
 
 def score_levels(
     logits: Sequence[Logits],
-    pairs: Sequence[Floats],
+    targets: Sequence[Targets],
     calibration: Calibration,
-    *,
-    lost: int = 0,
 ) -> dict[str, float]:
     """Micro-F1 of each level at its calibrated threshold, in points of 0 to 100.
 
     Args:
         logits: One a bag.
-        pairs: `(A, M)` 0 or 1 for each bag.
+        targets: Labels of each bag, with known modes; those that no turn can show count as misses.
         calibration: Temperatures and thresholds, fitted on other bags.
-        lost: Labels that no turn can show; they count as misses.
 
     Returns:
         `agent`, `mode` and `pair` to F1. Agents and modes count by their own thresholds.
     """
     scores = {}
-    for level, (score, label) in _levels(logits, pairs).items():
+    for level, (score, label, missed) in _levels(logits, targets).items():
         prob = sigmoid(score / getattr(calibration, f"{level}_temperature"))
         declared = prob >= getattr(calibration, f"{level}_threshold")
-        missed = 0 if level == "mode" else lost
         total = max(float(declared.sum() + label.sum() + missed), 1.0)
         scores[level] = round(200 * float((declared * label).sum()) / total, 2)
     return scores
@@ -108,20 +103,17 @@ def best_threshold(scores: Floats, labels: Floats, *, missed: int = 0) -> tuple[
     return (above + below) / 2, float(f1[best])
 
 
-def _levels(logits: Sequence[Logits], pairs: Sequence[Floats]) -> dict[str, tuple[Floats, Floats]]:
-    """Logits and labels of every level, all bags in one row."""
-    scores = {
-        "agent": [one.agent for one in logits],
-        "mode": [one.mode for one in logits],
-        "pair": [one.pair.ravel() for one in logits],
-    }
-    labels = {
-        "agent": [pair.max(axis=1) for pair in pairs],
-        "mode": [pair.max(axis=0) for pair in pairs],
-        "pair": [pair.ravel() for pair in pairs],
-    }
+def _levels(
+    logits: Sequence[Logits], targets: Sequence[Targets]
+) -> dict[str, tuple[Floats, Floats, int]]:
+    """Logits and labels of every level, all bags in one row, and the labels out of reach."""
     return {
-        level: (np.concatenate(scores[level]), np.concatenate(labels[level])) for level in scores
+        level: (
+            np.concatenate([getattr(one, level).ravel() for one in logits]),
+            np.concatenate([getattr(one, level).ravel() for one in targets]),
+            sum(getattr(one, lost) for one in targets) if lost else 0,
+        )
+        for level, lost in (("agent", "lost_agents"), ("mode", ""), ("pair", "lost_pairs"))
     }
 
 

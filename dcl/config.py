@@ -16,6 +16,11 @@ class DataConfig:
     """Files or folders in any format `dcl` reads; their questions are split by hash."""
     held_out: tuple[str, ...] = ()
     """Files or folders that are never trained on; only held-out questions of them are used."""
+    extra: tuple[str, ...] = ()
+    """Files or folders that are trained on beside `train`: labelled steps, runs without a fault.
+    Their held-out questions fit the step temperature and nothing else."""
+    repeat: int = 1
+    """How often an epoch sees each example of `extra`; > 0."""
     valid_share: float = 0.08
     """Share of questions for selection, thresholds and temperatures, 0 to 1."""
     test_share: float = 0.08
@@ -27,6 +32,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Refuse shares that leave nothing to learn from."""
+        if self.repeat < 1:
+            raise ConfigError(f"data.repeat: expected at least 1, got {self.repeat}")
         if min(self.valid_share, self.test_share) < 0 or self.valid_share + self.test_share >= 1:
             raise ConfigError(
                 "data: expected shares from 0 on that sum to less than 1, "

@@ -23,10 +23,10 @@ from dcl.bag import Bag
 from dcl.errors import ConfigError
 from dcl.features import describe_vectors
 from dcl.lexical import Words
-from dcl.losses import soften_steps
 from dcl.model import BagTensors
 from dcl.runtime import Encoder
 from dcl.splits import group_of
+from dcl.targets import Targets, make_targets
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example
 
@@ -143,11 +143,9 @@ class Item:
         task: `(E,)` float16.
         features: `(T, F)` float32.
         wide: `(T, M)` float32, filled in when the wide half is fitted.
-        pair: `(A, M)` float32, 0 or 1: what went wrong.
-        known: Whether modes are labelled; if not, only the agents count.
-        faulty: `(A,)` float32, 0 or 1.
-        step: `(T,)` float32, softened target; all 0 where the step is unknown.
-        lost: Labels that name an agent who never speaks; they can only be missed.
+        targets: Its labels.
+        extra: Whether it comes from a set that is trained on beside the main one, and is neither
+            selected nor calibrated on.
     """
 
     group: str
@@ -158,49 +156,13 @@ class Item:
     task: NDArray[np.float16]
     features: Floats
     wide: Floats
-    pair: Floats
-    known: bool
-    faulty: Floats
-    step: Floats
-    lost: int = 0
+    targets: Targets
+    extra: bool = False
 
     @property
     def bag(self) -> tuple[Words, NDArray[np.int64]]:
         """What the wide half is fitted on."""
         return self.words, self.agent_index
-
-
-def make_targets(example: Example, sigma: float) -> tuple[Floats, Floats, Floats, bool, int]:
-    """Labels to arrays.
-
-    Args:
-        example: A labelled example.
-        sigma: Width of the softened step target in turns.
-
-    Returns:
-        `pair (A, M)`, `faulty (A,)`, `step (T,)`, whether modes are known, and the number of
-        labels that cannot be reached.
-    """
-    trajectory = example.trajectory
-    position = {agent: a for a, agent in enumerate(trajectory.agents)}
-    pair = np.zeros((len(position), M), dtype=np.float32)
-    faulty = np.zeros(len(position), dtype=np.float32)
-    turns: list[int] = []
-    faults = example.faults or ()
-    for fault in faults:
-        if fault.agent not in position:
-            continue
-        faulty[position[fault.agent]] = 1.0
-        if fault.mode is not None:
-            pair[position[fault.agent], fault.mode.index] = 1.0
-        if fault.step is not None:
-            turn = trajectory.turn_at(fault.step, fault.agent)
-            turns += [] if turn is None else [turn]
-    step = np.zeros(len(trajectory.turns), dtype=np.float32)
-    if turns:
-        step = soften_steps(torch.tensor(turns), len(step), sigma).numpy()
-    lost = sum(fault.agent not in position for fault in faults)
-    return pair, faulty, step, all(fault.mode is not None for fault in faults), lost
 
 
 def make_item(
@@ -209,6 +171,7 @@ def make_item(
     cache: VectorCache,
     *,
     sigma: float,
+    extra: bool = False,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Item:
     """Encode one bag and add the labels.
@@ -218,6 +181,7 @@ def make_item(
         bag: Its bag.
         cache: Turn vectors.
         sigma: Width of the softened step target in turns.
+        extra: Whether it is not of the main set.
         progress: Called with the number of windows done since the last call.
 
     Returns:
@@ -226,7 +190,6 @@ def make_item(
     vectors = cache([*bag.windows, bag.task], progress)
     exact = vectors.astype(np.float32)
     deviation = describe_vectors(exact[:-1], exact[-1], bag.agent_index)
-    pair, faulty, step, known, lost = make_targets(example, sigma)
     return Item(
         group=group_of(example),
         words=bag.words,
@@ -236,11 +199,8 @@ def make_item(
         task=vectors[-1],
         features=np.concatenate([bag.features, deviation], axis=1),
         wide=np.zeros((len(bag.windows), M), dtype=np.float32),
-        pair=pair,
-        known=known,
-        faulty=faulty,
-        step=step,
-        lost=lost,
+        targets=make_targets(example, sigma),
+        extra=extra,
     )
 
 
@@ -251,9 +211,11 @@ class Batch(NamedTuple):
     """Inputs of the network."""
     pair: torch.Tensor
     """`(B, A, M)` float32, 0 or 1."""
+    mode: torch.Tensor
+    """`(B, M)` float32, 0 or 1."""
     known: torch.Tensor
     """`(B,)` bool, whether the modes of the bag are labelled."""
-    faulty: torch.Tensor
+    agent: torch.Tensor
     """`(B, A)` float32, 0 or 1."""
     step: torch.Tensor
     """`(B, T)` float32, softened target."""
@@ -263,28 +225,29 @@ def collate(items: Sequence[Item]) -> Batch:
     """Pad items to the longest; a padded turn belongs to no agent."""
     B = len(items)
     T = max(len(item.agent_index) for item in items)
-    A = max(len(item.faulty) for item in items)
+    A = max(len(item.targets.agent) for item in items)
     E, width = items[0].vectors.shape[1], items[0].features.shape[1]
     vectors, features = torch.zeros(B, T, E), torch.zeros(B, T, width)
     wide, member = torch.zeros(B, T, M), torch.zeros(B, A, T)
     reply_to = torch.full((B, T), -1, dtype=torch.int64)
-    pair, faulty, step = torch.zeros(B, A, M), torch.zeros(B, A), torch.zeros(B, T)
+    pair, agent, step = torch.zeros(B, A, M), torch.zeros(B, A), torch.zeros(B, T)
     for b, item in enumerate(items):
-        count, agents = len(item.agent_index), len(item.faulty)
+        count, agents = len(item.agent_index), len(item.targets.agent)
         vectors[b, :count] = torch.from_numpy(item.vectors.astype(np.float32))
         features[b, :count] = torch.from_numpy(item.features)
         wide[b, :count] = torch.from_numpy(item.wide)
         reply_to[b, :count] = torch.from_numpy(item.reply_to)
         member[b, torch.from_numpy(item.agent_index), torch.arange(count)] = 1.0
-        pair[b, :agents] = torch.from_numpy(item.pair)
-        faulty[b, :agents] = torch.from_numpy(item.faulty)
-        step[b, :count] = torch.from_numpy(item.step)
+        pair[b, :agents] = torch.from_numpy(item.targets.pair)
+        agent[b, :agents] = torch.from_numpy(item.targets.agent)
+        step[b, :count] = torch.from_numpy(item.targets.step)
     task = torch.from_numpy(np.stack([item.task for item in items]).astype(np.float32))
     return Batch(
         bags=BagTensors(vectors, task, features, wide, reply_to, member),
         pair=pair,
-        known=torch.tensor([item.known for item in items]),
-        faulty=faulty,
+        mode=torch.from_numpy(np.stack([item.targets.mode for item in items])),
+        known=torch.tensor([item.targets.known for item in items]),
+        agent=agent,
         step=step,
     )
 

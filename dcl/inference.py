@@ -15,12 +15,14 @@ from dcl.bag import Bag
 from dcl.data import Item, collate
 from dcl.errors import ArtifactError
 from dcl.lexical import Lexicon
-from dcl.model import BagLogits, Model, ModelConfig
+from dcl.model import BagLogits, Model, ModelConfig, Network
 from dcl.runtime import OUTPUTS, Encoder, count_cores, head_inputs, load_bagger
 
 
 @torch.no_grad()
-def score_items(model: Model, items: Sequence[Item], *, batch_size: int = 32) -> list[Logits]:
+def score_items(
+    model: Model | Network, items: Sequence[Item], *, batch_size: int = 32
+) -> list[Logits]:
     """Logits of prepared items, without padding, in order.
 
     Args:
@@ -37,7 +39,7 @@ def score_items(model: Model, items: Sequence[Item], *, batch_size: int = 32) ->
         chunk = items[start : start + batch_size]
         out: BagLogits = model(*collate(chunk).bags)
         for b, item in enumerate(chunk):
-            count, agents = len(item.agent_index), len(item.faulty)
+            count, agents = len(item.agent_index), len(item.targets.agent)
             scores.append(
                 Logits(
                     agent=out.agent[b, :agents].numpy(),

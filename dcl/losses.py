@@ -112,22 +112,3 @@ def step_loss(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     log_probs = logits.masked_fill(~mask, -1e4).log_softmax(dim=1)
     known = targets.sum(dim=1) > 0
     return -(targets * log_probs).sum() / known.sum().clamp(min=1)
-
-
-def soften_steps(steps: Tensor, turns: int, sigma: float) -> Tensor:
-    """Gaussian target around each labelled turn.
-
-    Args:
-        steps: `(N,)` int64, 0-based labelled turns of one trajectory, N > 0.
-        turns: Number of turns `T`.
-        sigma: Width in turns; 0 gives a one-hot target.
-
-    Returns:
-        `(T,)` float32, sums to 1.
-
-    Source:
-        AgenTracer (arXiv 2509.03312), eq. of r_step with sigma = 1, as a distribution.
-    """
-    distance = (torch.arange(turns)[None] - steps[:, None]).float()  # (N, T)
-    weight = (distance == 0).float() if sigma == 0 else torch.exp(-(distance**2) / (2 * sigma**2))
-    return (weight / weight.sum(dim=1, keepdim=True)).mean(dim=0)

@@ -12,6 +12,7 @@ slots in another order permutes the output and changes nothing else.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class ModelConfig:
     """Role archetypes in the agent bank."""
     rank: int = 64
     """Rank of the bilinear pair head."""
+    members: int = 1
+    """Networks that differ in their seed and whose logits are averaged."""
     use_text: bool = True
     """Read the turn vectors."""
     use_features: bool = True
@@ -72,6 +75,7 @@ class ModelConfig:
             "prototypes",
             "archetypes",
             "rank",
+            "members",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}: expected at least 1, got {getattr(self, name)}")
@@ -173,7 +177,7 @@ class ContextLayer(nn.Module):
         return turns + fed
 
 
-class Model(nn.Module):
+class Network(nn.Module):
     """Turn vectors, features and wide logits in; agent, mode, pair and step logits out.
 
     Args:
@@ -325,6 +329,36 @@ class Model(nn.Module):
         flow = (log_weights + log_sigmoid(pair)[:, :, None]).logsumexp(dim=-1)  # (B, A, T)
         own: Tensor = self.score_step(turns).squeeze(-1)
         return (flow * member).sum(dim=1) + own
+
+
+class Model(nn.Module):
+    """What ships: networks that were trained alike from different seeds, averaged.
+
+    Args:
+        config: Shape, switches, and the number of members.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.members = nn.ModuleList(Network(config) for _ in range(config.members))
+
+    def __iter__(self) -> Iterator[Network]:
+        """The members."""
+        return (network for network in self.members if isinstance(network, Network))
+
+    def forward(
+        self,
+        vectors: Tensor,
+        task: Tensor,
+        features: Tensor,
+        wide: Tensor,
+        reply_to: Tensor,
+        member: Tensor,
+    ) -> BagLogits:
+        """Mean logits of the members; the arguments are those of `BagTensors`."""
+        outputs = [network(vectors, task, features, wide, reply_to, member) for network in self]
+        return BagLogits(*(torch.stack(part).mean(dim=0) for part in zip(*outputs, strict=True)))
 
 
 def log_sigmoid(x: Tensor) -> Tensor:

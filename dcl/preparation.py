@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -49,39 +50,47 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
         bagging = progress.add_task("reading turns", total=len(chosen))
         bags = []
-        for _, example in chosen:
+        for _, example, _ in chosen:
             bags.append(bagger(example.trajectory))
             progress.advance(bagging)
         encoding = progress.add_task("encoding turns", total=sum(len(b.windows) + 1 for b in bags))
-        for (split, example), bag in zip(chosen, bags, strict=True):
+        for (split, example, extra), bag in zip(chosen, bags, strict=True):
             items[split].append(
                 make_item(
                     example,
                     bag,
                     cache,
                     sigma=config.loss.sigma,
+                    extra=extra,
                     progress=lambda done: progress.advance(encoding, done),
                 )
             )
     for split in ("train", "valid"):
-        if not any(item.known for item in items[split]):
+        if not any(item.targets.known and not item.extra for item in items[split]):
             raise ConfigError(
                 f"data: expected examples with labelled modes for {split}, found none"
             )
     return items
 
 
-def select_examples(config: DataConfig) -> Iterator[tuple[Split, Example]]:
-    """Labelled examples with their split; what must not be used is left out."""
-    for paths, may_train in ((config.train, True), (config.held_out, False)):
+def select_examples(config: DataConfig) -> Iterator[tuple[Split, Example, bool]]:
+    """Labelled examples with their split, and whether they are extra; the rest is left out.
+
+    A run that is known to have succeeded and that nobody labelled has no fault.
+    """
+    for paths in (config.train, config.held_out, config.extra):
         for path in paths:
             examples = read_examples(Path(path).expanduser())
             for example in islice(examples, config.limit or None):
                 split = split_of(
                     group_of(example), valid=config.valid_share, test=config.test_share
                 )
-                if example.faults is not None and (may_train or split != "train"):
-                    yield split, example
+                if example.faults is None and example.trajectory.outcome == "success":
+                    example = replace(example, faults=())
+                if example.faults is not None and (
+                    paths is not config.held_out or split != "train"
+                ):
+                    yield split, example, paths is config.extra
 
 
 def fit_wide(
@@ -101,9 +110,9 @@ def fit_wide(
     Returns:
         The wide half fitted on all training items.
     """
-    usable = [item for item in items["train"] if item.known]
+    usable = [item for item in items["train"] if item.targets.known and not item.extra]
     bags = [item.bag for item in usable]
-    labels = np.concatenate([item.pair for item in usable])
+    labels = np.concatenate([item.targets.pair for item in usable])
     idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
     documents = stack_documents(bags, idf)
     lexicons = []

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from dcl.data import AttributionData, Batch, Item
 from dcl.errors import ConfigError
 from dcl.inference import score_items
 from dcl.losses import asymmetric_loss, contrastive_loss, hierarchy_loss, step_loss
-from dcl.model import BagLogits, BagTensors, Model
+from dcl.model import BagLogits, BagTensors, Model, Network
 from dcl.preparation import fit_wide, prepare
 from dcl.runtime import count_cores, load_bagger
 from dcl.splits import Split
@@ -61,7 +61,7 @@ class AttributionModule(LightningModule):
         super().__init__()
         self.config = config
         self.steps = steps
-        self.model = Model(config.model)
+        self.model = Network(config.model)
         self._seen: list[tuple[Tensor, Tensor]] = []
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
@@ -109,9 +109,10 @@ class AttributionModule(LightningModule):
         drawn = torch.rand(len(bags.task), 1, 1, device=bags.task.device)
         share = self.config.channel_dropout / 3
         keep = [((drawn < i * share) | (drawn >= (i + 1) * share)).float() for i in range(3)]
+        mean = self.model.feature_mean  # the network sees it as 0
         return bags._replace(
             vectors=bags.vectors * keep[0],
-            features=bags.features * keep[1],
+            features=mean + (bags.features - mean) * keep[1],
             wide=bags.wide * keep[2],
         )
 
@@ -138,10 +139,10 @@ def compute_loss(
     labelled = (batch.pair > 0) & modes_known
     parts = {
         "pair": asymmetric_loss(logits.pair, batch.pair, modes_known, **shape),
-        "agent": asymmetric_loss(logits.agent, batch.faulty, real, **shape),
+        "agent": asymmetric_loss(logits.agent, batch.agent, real, **shape),
         "mode": asymmetric_loss(
             logits.mode,
-            batch.pair.amax(dim=1),
+            batch.mode,
             batch.known[:, None].expand_as(logits.mode),
             **shape,
         ),
@@ -184,7 +185,7 @@ def train(config: TrainConfig) -> Path:
     work = claim_workplace(out, config, source)
     items = prepare(config, source)
     lexicon = fit_wide(config, items, load_bagger(source).vocabulary, work)
-    model = fit_network(config, items, work)
+    model = fit_members(config, items, work)
     calibration, scores = judge(model, items)
 
     def write_files(folder: Path) -> None:
@@ -246,8 +247,27 @@ def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Pa
     return work
 
 
-def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work: Path) -> Model:
-    """Train the network; epochs already done are not repeated.
+def fit_members(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work: Path) -> Model:
+    """Train all members of a model, each from the seed after the last one's.
+
+    Args:
+        config: The run.
+        items: Items of all splits, with wide logits.
+        work: Keeps checkpoints, a folder a member.
+
+    Returns:
+        The model in evaluation mode.
+    """
+    model = Model(config.model)
+    for i, member in enumerate(model):
+        alone = replace(config, seed=config.seed + i)
+        network = fit_network(alone, items, work / f"member-{i}")
+        member.load_state_dict(network.state_dict())
+    return model.eval()
+
+
+def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work: Path) -> Network:
+    """Train one network; epochs already done are not repeated.
 
     Args:
         config: The run.
@@ -257,10 +277,13 @@ def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work
     Returns:
         The network of the best epoch on validation, in evaluation mode.
     """
-    data = AttributionData(
-        items["train"], items["valid"], batch_size=config.batch_size, seed=config.seed
-    )
-    steps = config.epochs * -(-len(items["train"]) // config.batch_size)
+    seed_everything(config.seed, workers=True, verbose=False)
+    train = [
+        item for item in items["train"] for _ in range(config.data.repeat if item.extra else 1)
+    ]
+    valid = [item for item in items["valid"] if not item.extra]
+    data = AttributionData(train, valid, batch_size=config.batch_size, seed=config.seed)
+    steps = config.epochs * -(-len(train) // config.batch_size)
     module = AttributionModule(config, steps)
     standardise(module.model, items["train"])
     best = ModelCheckpoint(
@@ -301,27 +324,30 @@ def judge(
     Returns:
         The calibration, and micro-F1 in points by split and level.
     """
-    usable = {split: [i for i in items[split] if i.known] for split in ("valid", "test")}
+    usable = {
+        split: [i for i in items[split] if i.targets.known and not i.extra]
+        for split in ("valid", "test")
+    }
     logits = {split: score_items(model, members) for split, members in usable.items()}
-    pairs = {split: [item.pair for item in members] for split, members in usable.items()}
-    lost = {split: sum(item.lost for item in members) for split, members in usable.items()}
-    stepped = [item for item in items["valid"] if item.step.any()]
-    targets = [item.step for item in stepped]
+    targets = {split: [item.targets for item in members] for split, members in usable.items()}
+    stepped = [item for item in items["valid"] if item.targets.step.any()]
     calibration = fit_calibration(
         logits["valid"],
-        pairs["valid"],
-        lost=lost["valid"],
-        steps=list(zip((one.step for one in score_items(model, stepped)), targets, strict=True)),
+        targets["valid"],
+        steps=[
+            (one.step, item.targets.step)
+            for one, item in zip(score_items(model, stepped), stepped, strict=True)
+        ],
     )
     scores = {
-        split: score_levels(logits[split], pairs[split], calibration, lost=lost[split])
+        split: score_levels(logits[split], targets[split], calibration)
         for split in usable
         if usable[split]
     }
     return calibration, scores
 
 
-def standardise(model: Model, items: Sequence[Item]) -> None:
+def standardise(model: Network, items: Sequence[Item]) -> None:
     """Put mean and spread of the features into the network."""
     features = np.concatenate([item.features for item in items])
     model.feature_mean.copy_(torch.from_numpy(features.mean(axis=0)))
@@ -342,7 +368,10 @@ def describe_run(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> 
 
 def hash_data(config: TrainConfig) -> dict[str, str]:
     """sha256 of each file of examples, by its name, or path where two share one; no folders."""
-    files = [Path(path).expanduser() for path in (*config.data.train, *config.data.held_out)]
+    files = [
+        Path(path).expanduser()
+        for path in (*config.data.train, *config.data.held_out, *config.data.extra)
+    ]
     names = [file.name for file in files]
     return {
         str(file) if names.count(file.name) > 1 else file.name: hash_file(file)

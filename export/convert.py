@@ -240,7 +240,8 @@ def draw_bags(model: Model, B: int, T: int, A: int, *, seed: int) -> BagTensors:
         seed: Of the numbers.
     """
     rng = torch.Generator().manual_seed(seed)
-    mean, scale = model.feature_mean, model.feature_scale
+    network = next(iter(model))
+    mean, scale = network.feature_mean, network.feature_scale
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng)

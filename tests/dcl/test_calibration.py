@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tiny import light
 
 from dcl.attribution import Calibration, Logits, sigmoid
 from dcl.calibration import best_threshold, fit_calibration, fit_temperature, score_levels
+from dcl.targets import Targets
 from dcl.taxonomy import MODES
 
 M = len(MODES)
@@ -75,6 +77,18 @@ def test_temperature_stays_within_its_bounds() -> None:
     assert fit_temperature(logits, np.array([0, 1], dtype=np.float32)) == pytest.approx(5.0)
 
 
+def label(pair: NDArray[np.float32], *, lost: int = 0) -> Targets:
+    """Targets of a run with these pairs and so many labels out of reach."""
+    return Targets(
+        agent=pair.max(axis=1),
+        mode=pair.max(axis=0),
+        pair=pair,
+        step=np.zeros(4, dtype=np.float32),
+        lost_agents=lost,
+        lost_pairs=lost,
+    )
+
+
 def make_logits(rng: np.random.Generator, A: int, T: int, *, step: float = 1.0) -> Logits:
     shapes: list[tuple[int, ...]] = [(A,), (M,), (A, M), (T,), (T, M)]
     arrays = [rng.standard_normal(shape).astype(np.float32) * 2 for shape in shapes]
@@ -88,7 +102,7 @@ def test_a_calibration_declares_what_the_best_threshold_does() -> None:
     pairs = [
         (one.pair + rng.standard_normal(one.pair.shape) > 2).astype(np.float32) for one in logits
     ]
-    got = fit_calibration(logits, pairs, lost=2)
+    got = fit_calibration(logits, [label(pair) for pair in pairs[:-1]] + [label(pairs[-1], lost=2)])
     flat = np.concatenate([one.pair.ravel() for one in logits])
     labels = np.concatenate([pair.ravel() for pair in pairs])
     cut, _ = best_threshold(flat, labels, missed=2)
@@ -121,7 +135,9 @@ def test_levels_are_scored_at_their_own_thresholds() -> None:
     calibration = Calibration(
         agent_temperature=2.0, agent_threshold=0.4, mode_threshold=0.7, pair_threshold=0.8
     )
-    scores = score_levels(logits, pairs, calibration, lost=3)
+    scores = score_levels(
+        logits, [label(pairs[0], lost=3), *(label(pair) for pair in pairs[1:])], calibration
+    )
     for level, cut, heat, axis in (
         ("agent", 0.4, 2.0, 1),
         ("mode", 0.7, 1.0, 0),
@@ -139,8 +155,8 @@ def test_levels_are_scored_at_their_own_thresholds() -> None:
 def test_nothing_declared_and_nothing_to_find_is_no_score() -> None:
     logits = [make_logits(np.random.default_rng(0), 2, 3)]
     strict = Calibration(agent_threshold=1.1, mode_threshold=1.1, pair_threshold=1.1)
-    pairs = [np.zeros((2, M), dtype=np.float32)]
-    assert score_levels(logits, pairs, strict) == {"agent": 0, "mode": 0, "pair": 0}
+    nothing = [label(np.zeros((2, M), dtype=np.float32))]
+    assert score_levels(logits, nothing, strict) == {"agent": 0, "mode": 0, "pair": 0}
 
 
 def test_perfect_logits_are_declared_perfectly() -> None:
@@ -153,7 +169,7 @@ def test_perfect_logits_are_declared_perfectly() -> None:
         )
         for p in pairs
     ]  # fmt: skip
-    got = fit_calibration(logits, pairs)
+    got = fit_calibration(logits, [label(pair) for pair in pairs])
     for one, pair in zip(logits, pairs, strict=True):
         declared = sigmoid(one.pair / got.pair_temperature) >= got.pair_threshold
         assert declared.tolist() == (pair > 0).tolist()
@@ -173,14 +189,14 @@ def test_step_temperature_finds_the_scale_where_steps_are_known(scale: float) ->
         )
         pairs.append((one.pair > 2).astype(np.float32))
         steps.append((logits[-1].step, target))
-    got = fit_calibration(logits, pairs, steps=steps)
+    got = fit_calibration(logits, [label(pair) for pair in pairs], steps=steps)
     assert got.step_temperature == pytest.approx(scale, rel=0.15)
 
 
 def test_thresholds_are_probabilities() -> None:
     rng = np.random.default_rng(2)
     logits = [make_logits(rng, 2, 3)]
-    got = fit_calibration(logits, [np.zeros((2, M), dtype=np.float32)])
+    got = fit_calibration(logits, [label(np.zeros((2, M), dtype=np.float32))])
     for level in ("agent", "mode", "pair"):
         assert 0 <= getattr(got, f"{level}_threshold") <= 1
         assert math.isfinite(getattr(got, f"{level}_temperature"))

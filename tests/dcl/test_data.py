@@ -18,13 +18,12 @@ from dcl.data import (
     VectorCache,
     collate,
     make_item,
-    make_targets,
 )
 from dcl.errors import ConfigError
 from dcl.features import DEVIATION_FEATURES, FEATURES, describe_vectors
 from dcl.runtime import Encoder
 from dcl.taxonomy import ErrorMode
-from dcl.trajectory import Example, Fault, Trajectory, Turn
+from dcl.trajectory import Example, Fault
 
 WINDOWS = [np.array([2, *range(4, 4 + i), 3], dtype=np.int32) for i in range(7)]
 
@@ -146,68 +145,6 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, graph: Path) -> No
         open_cache(tmp_path / "file", graph)
 
 
-RUN = Trajectory(
-    "r",
-    "the task",
-    (Turn("a", "x", step=5), Turn("b", "y", step=5), Turn("a", "z", step=7)),
-)
-
-
-def test_targets_of_a_labelled_run() -> None:
-    faults = (
-        Fault("b", ErrorMode.FM_2_4, 5),
-        Fault("a", ErrorMode.FM_1_1),
-        Fault("b", ErrorMode.FM_3_3),
-    )
-    pair, faulty, step, known, lost = make_targets(Example(RUN, faults), 0.0)
-    assert np.argwhere(pair).tolist() == [[0, 0], [1, 8], [1, 13]]
-    assert faulty.tolist() == [1, 1]
-    assert step.tolist() == [0, 1, 0]  # of the two turns numbered 5, the one of b
-    assert known
-    assert lost == 0
-
-
-def test_several_steps_share_the_target() -> None:
-    faults = (Fault("a", ErrorMode.FM_1_1, 5), Fault("a", ErrorMode.FM_1_2, 7))
-    step = make_targets(Example(RUN, faults), 0.0)[2]
-    assert step.tolist() == [0.5, 0, 0.5]
-    soft = make_targets(Example(RUN, faults), 1.0)[2]
-    assert soft.sum() == pytest.approx(1)
-    assert soft[1] > 0
-
-
-def test_labels_of_agents_who_never_speak_are_lost() -> None:
-    faults = (Fault("Agent1", ErrorMode.FM_1_1, 5), Fault("c", None), Fault("a", ErrorMode.FM_1_1))
-    run = make_run(("Agent12", "x"), ("a", "y"))
-    pair, faulty, step, known, lost = make_targets(Example(run, faults), 0.0)
-    assert lost == 2
-    assert faulty.tolist() == [0, 1]
-    assert np.argwhere(pair).tolist() == [[1, 0]]
-    assert not step.any()
-    assert not known
-
-
-def test_a_step_that_no_turn_has_is_unknown() -> None:
-    assert not make_targets(Example(RUN, (Fault("a", ErrorMode.FM_1_1, 1),)), 0.0)[2].any()
-
-
-def test_a_run_known_to_be_free_of_faults_is_all_zeros() -> None:
-    pair, faulty, step, known, lost = make_targets(Example(RUN, ()), 1.0)
-    assert not pair.any()
-    assert not faulty.any()
-    assert not step.any()
-    assert known
-    assert lost == 0
-
-
-def test_a_fault_without_a_mode_is_known_by_its_agent_alone() -> None:
-    pair, faulty, step, known, _ = make_targets(Example(RUN, (Fault("b", None, 5),)), 0.0)
-    assert not pair.any()
-    assert faulty.tolist() == [0, 1]
-    assert step.tolist() == [0, 1, 0]
-    assert not known
-
-
 @pytest.fixture
 def cache(tmp_path: Path, graph: Path) -> VectorCache:
     return open_cache(tmp_path, graph)[0]
@@ -255,7 +192,8 @@ def test_a_batch_is_padded_to_the_longest(cache: VectorCache) -> None:
     assert bags.reply_to.shape == batch.step.shape == (B, T)
     assert bags.member.shape == (B, A, T)
     assert batch.pair.shape == (B, A, M)
-    assert batch.faulty.shape == (B, A)
+    assert batch.agent.shape == (B, A)
+    assert batch.mode.shape == (B, M)
     assert batch.known.tolist() == [True] * 3
     assert bags.reply_to.dtype == torch.int64
     assert bags.reply_to[1].tolist() == [-1] * T
@@ -264,8 +202,8 @@ def test_a_batch_is_padded_to_the_longest(cache: VectorCache) -> None:
     assert bags.wide[1, 0].tolist() == [2.0] * M
     assert not bags.wide[1, 1:].any()
     for b, item in enumerate(items):
-        assert np.array_equal(bags.features[b, : len(item.step)].numpy(), item.features)
-        assert not bags.vectors[b, len(item.step) :].any()
+        assert np.array_equal(bags.features[b, : len(item.agent_index)].numpy(), item.features)
+        assert not bags.vectors[b, len(item.agent_index) :].any()
 
 
 def test_a_sampler_covers_every_item_once() -> None:

@@ -13,7 +13,6 @@ from dcl.losses import (
     asymmetric_loss,
     contrastive_loss,
     hierarchy_loss,
-    soften_steps,
     step_loss,
 )
 
@@ -326,25 +325,3 @@ def test_step_loss_falls_when_the_labelled_turn_rises() -> None:
     targets, mask = torch.tensor([[0.0, 1.0, 0.0]]), torch.ones(1, 3, dtype=torch.bool)
     low = step_loss(torch.tensor([[0.0, 1.0, 0.0]]), targets, mask)
     assert step_loss(torch.tensor([[0.0, 3.0, 0.0]]), targets, mask) < low
-
-
-@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0, 4.0])
-@pytest.mark.parametrize("steps", [[0], [4], [2, 3], [1, 1, 4]])
-def test_soften_steps_follows_its_formula(steps: list[int], sigma: float) -> None:
-    slow = [0.0] * T
-    for step in steps:
-        weight = [
-            float(t == step) if sigma == 0 else math.exp(-((t - step) ** 2) / (2 * sigma**2))
-            for t in range(T)
-        ]
-        for t in range(T):
-            slow[t] += weight[t] / sum(weight) / len(steps)
-    fast = soften_steps(torch.tensor(steps), T, sigma)
-    assert fast.tolist() == pytest.approx(slow, abs=1e-6)
-    assert fast.sum().item() == pytest.approx(1, abs=1e-6)
-
-
-def test_a_softened_target_is_highest_at_the_label() -> None:
-    target = soften_steps(torch.tensor([3]), 8, 1.0)
-    assert target.argmax() == 3
-    assert target[2] == target[4] > target[1]

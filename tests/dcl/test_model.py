@@ -10,7 +10,16 @@ from torch import Tensor
 from dcl.config import LossConfig
 from dcl.data import Batch
 from dcl.features import FEATURES
-from dcl.model import RELATIONS, BagLogits, BagTensors, ContextLayer, M, Model, ModelConfig, relate
+from dcl.model import (
+    RELATIONS,
+    BagLogits,
+    BagTensors,
+    ContextLayer,
+    M,
+    ModelConfig,
+    Network,
+    relate,
+)
 from dcl.training import compute_loss
 
 E = 12
@@ -20,10 +29,10 @@ TINY = ModelConfig(
 SWITCHES = [field.name for field in fields(ModelConfig) if field.name.startswith("use_")]
 
 
-def make_model(config: ModelConfig = TINY, *, seed: int = 3) -> Model:
+def make_model(config: ModelConfig = TINY, *, seed: int = 3) -> Network:
     """A network in which nothing is at its neutral start value."""
     torch.manual_seed(seed)
-    model = Model(config)
+    model = Network(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -304,7 +313,8 @@ def test_gradients_reach_every_parameter(config: ModelConfig, unread: set[str]) 
         bags=bags,
         pair=pair,
         known=torch.ones(B, dtype=torch.bool),
-        faulty=pair.amax(dim=2),
+        mode=pair.amax(dim=1),
+        agent=pair.amax(dim=2),
         step=torch.eye(T)[torch.zeros(B, dtype=torch.int64)],
     )
     loss, parts = compute_loss(model(*bags), batch, model.error_bank, LossConfig())

@@ -30,7 +30,7 @@ from dcl.data import Batch, Item, VectorCache, collate, make_item
 from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.inference import TorchScorer, load_model, load_trained, score_items
 from dcl.lexical import BIGRAM_ROWS, Lexicon
-from dcl.model import BagLogits, M, Model, ModelConfig
+from dcl.model import BagLogits, M, Model, ModelConfig, Network
 from dcl.preparation import select_examples
 from dcl.runtime import Encoder
 from dcl.splits import split_of
@@ -246,11 +246,20 @@ def test_held_out_files_and_unlabelled_runs_are_never_trained_on(tmp_path: Path)
         tmp_path / "b.jsonl", [*(make_example(i) for i in range(100, 140)), unlabelled]
     )
     data = DataConfig(train=(str(first),), held_out=(str(second),), valid_share=0.3, test_share=0.3)
-    chosen = [(split, example.trajectory.id) for split, example in select_examples(data)]
+    chosen = [(split, example.trajectory.id) for split, example, _ in select_examples(data)]
     assert {split for split, name in chosen if int(name) >= 100} == {"valid", "test"}
     assert {name for _, name in chosen if int(name) < 100} == {str(i) for i in range(12)}
     limited = list(select_examples(replace(data, limit=5)))
-    assert sum(int(example.trajectory.id) < 100 for _, example in limited) == 5
+    assert sum(int(example.trajectory.id) < 100 for _, example, _ in limited) == 5
+
+
+def test_extra_files_are_marked_and_a_success_has_no_fault(tmp_path: Path) -> None:
+    main = write_examples(tmp_path / "a.jsonl", [make_example(i) for i in range(4)])
+    clean = [Example(make_run(("a", "x"), task=str(i), outcome="success")) for i in range(3)]
+    extra = write_examples(tmp_path / "b.jsonl", clean)
+    chosen = list(select_examples(DataConfig(train=(str(main),), extra=(str(extra),))))
+    assert [is_extra for _, _, is_extra in chosen] == [False] * 4 + [True] * 3
+    assert all(example.faults == () for _, example, is_extra in chosen if is_extra)
 
 
 @pytest.mark.parametrize("name", ["epochs", "batch_size", "learning_rate", "wide_strength"])
@@ -342,16 +351,16 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
     return [make_item(e, bagger()(e.trajectory), cache, sigma=0.0) for e in examples]
 
 
-def measure(model: Model, items: list[Item]) -> float:
+def measure(model: Network, items: list[Item]) -> float:
     """Pair micro-F1 at the best threshold."""
     logits = score_items(model, items)
     scores = np.concatenate([one.pair.ravel() for one in logits])
-    return best_threshold(scores, np.concatenate([item.pair.ravel() for item in items]))[1]
+    return best_threshold(scores, np.concatenate([item.targets.pair.ravel() for item in items]))[1]
 
 
 def test_the_network_learns_eight_examples(items: list[Item]) -> None:
     torch.manual_seed(0)
-    model, batch, loss = Model(replace(TINY, dropout=0.0)), collate(items), LossConfig()
+    model, batch, loss = Network(replace(TINY, dropout=0.0)), collate(items), LossConfig()
     training.standardise(model, items)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     first = last = float("nan")
@@ -364,12 +373,12 @@ def test_the_network_learns_eight_examples(items: list[Item]) -> None:
     assert last < first / 3
     assert measure(model, items) == 1.0
     for one, item in zip(score_items(model, items), items, strict=True):
-        assert one.step.argmax() == item.step.argmax()
+        assert one.step.argmax() == item.targets.step.argmax()
 
 
 def test_losses_are_weighed_and_summed(items: list[Item]) -> None:
     torch.manual_seed(0)
-    model, batch = Model(TINY).eval(), collate(items)
+    model, batch = Network(TINY).eval(), collate(items)
     logits: BagLogits = model(*batch.bags)
     config = LossConfig(agent=0.1, mode=0.2, contrastive=0.3, hierarchy=0.4, step=0.5)
     total, parts = compute_loss(logits, batch, model.error_bank, config)
@@ -380,7 +389,7 @@ def test_losses_are_weighed_and_summed(items: list[Item]) -> None:
 
 def test_where_modes_are_unknown_only_agents_and_steps_count(items: list[Item]) -> None:
     torch.manual_seed(0)
-    model, batch = Model(TINY).eval(), collate(items)
+    model, batch = Network(TINY).eval(), collate(items)
     nobody = batch._replace(known=torch.zeros(len(items), dtype=torch.bool))
     _, parts = compute_loss(model(*batch.bags), nobody, model.error_bank, LossConfig())
     assert {name for name, part in parts.items() if part.item() == 0} >= {

@@ -38,7 +38,13 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_config() -> ModelConfig:
     return ModelConfig(
-        vector_width=WIDTH, width=32, layers=1, prototype_width=8, prototypes=2, rank=4
+        vector_width=WIDTH,
+        width=32,
+        layers=1,
+        prototype_width=8,
+        prototypes=2,
+        rank=4,
+        members=2,
     )
 
 
@@ -52,8 +58,9 @@ def make_model() -> Callable[[ModelConfig], Model]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        model.feature_mean.uniform_(-1, 1)
-        model.feature_scale.uniform_(0.5, 2)
+        for network in model:
+            network.feature_mean.uniform_(-1, 1)
+            network.feature_scale.uniform_(0.5, 2)
         return model.eval()
 
     return make
