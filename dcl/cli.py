@@ -7,7 +7,7 @@ Exit codes, the same for every command and every output format:
     2    wrong usage or configuration, or a place that cannot be written
     3    a trace that cannot be read; all others were handled
     4    the model is missing or damaged
-    130  interrupted
+    129  hung up, 130 interrupted, 143 terminated: 128 and the number of the signal
     141  the reader of the output went away
 
 2 and 4 end the run at once; 3 comes at the end and wins over 1. Nothing heavy is imported before a
@@ -19,9 +19,12 @@ from __future__ import annotations
 import io
 import math
 import os
+import signal
 import sys
+import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -46,48 +49,65 @@ if TYPE_CHECKING:
 _BATCH = 16  # traces that are scored together; as many more are being read
 
 
+_UsageError: Any = typer.BadParameter.__base__  # typer does not export it by name
+
+
 class _Commands(TyperGroup):
     """Maps what the commands raise to one line on stderr and an exit code."""
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; a user's mistake never shows a traceback."""
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the command line as far as the name of the command."""
         if sys.stdin is None:  # closed by the caller; reads as empty then
             sys.stdin = io.TextIOWrapper(io.BytesIO())
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 # An ASCII locale is no reason to fail.
                 stream.reconfigure(errors="backslashreplace")
+        with _reported():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; a user's mistake never shows a traceback."""
+        with _reported():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turn what goes wrong inside into one line on stderr and `typer.Exit`."""
+    try:
         try:
-            try:
-                return super().invoke(ctx)
-            finally:
-                if sys.stdout is not None:
-                    sys.stdout.flush()
-        except DclError as error:
-            _complain(f"error: {error}")
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        except BrokenPipeError:
-            # Python flushes once more at exit; let that go nowhere instead of fail.
+            yield
+        finally:
             if sys.stdout is not None:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            _complain(f"error: {place}{error.strerror or error}")
-            raise typer.Exit(ConfigError.exit_code) from None
+                sys.stdout.flush()
+    except DclError as error:
+        _complain(f"error: {error}")
+        raise typer.Exit(error.exit_code) from None
+    except _UsageError as error:
+        command = error.ctx.command_path if error.ctx else "dcl"
+        _complain(f"error: {error.format_message().rstrip('.')}; see {command} --help")
+        raise typer.Exit(ConfigError.exit_code) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except BrokenPipeError:
+        _silence(sys.stdout)
+        raise typer.Exit(141) from None
+    except OSError as error:
+        _silence(sys.stdout)
+        place = f"{error.filename}: " if error.filename else ""
+        _complain(f"error: {place}{error.strerror or error}")
+        raise typer.Exit(ConfigError.exit_code) from None
 
 
 app = typer.Typer(
     cls=_Commands,
     help="Which agent failed, how, and at which turn: reads the log of a failed multi-agent run.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-models_app = typer.Typer(help="Look at a model folder.", no_args_is_help=True)
+models_app = typer.Typer(help="Look at a model folder.")
 app.add_typer(models_app, name="models")
 
 
@@ -210,13 +230,13 @@ def validate(
     seen: set[str] = set()
     names: set[str] = set()
     count: Counter[str] = Counter()
-    for source, example in _read(paths, format, tally, sys.stdout):
+    for source, example in _read(paths, format, tally, _say):
         run = example.trajectory
         problems = list(check_labels(example))
         if run.id in seen:
             problems.append("this id was seen before")
         for problem in problems:
-            _complain(f"warning: {source}: trace {run.id}: {problem}", sys.stdout)
+            _say(f"warning: {source}: trace {run.id}: {problem}")
         seen.add(run.id)
         names.update(run.agents)
         count["turns"] += len(run.turns)
@@ -279,7 +299,7 @@ def verify_model(folder: ModelFolder = None) -> None:
     place = folder or pretrained()
     problems = verify(place, read_manifest(place))
     for name, problem in problems.items():
-        typer.echo(visible(f"damaged: {problem}" if problem else f"ok: {name}"))
+        _say(f"damaged: {problem}" if problem else f"ok: {name}")
     if any(problems.values()):
         raise ArtifactError(f"{place}: fetch or export the model again")
 
@@ -291,12 +311,12 @@ def show_model(folder: ModelFolder = None) -> None:
 
     place = folder or pretrained()
     manifest = read_manifest(place)
-    typer.echo(visible(f"folder: {place}"))
+    _say(f"folder: {place}")
     for key, value in _flatten(manifest):
-        typer.echo(visible(f"{key}: {value}"))
+        _say(f"{key}: {value}")
     for name, problem in verify(place, manifest).items():
         size, digest = manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
-        typer.echo(visible(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}"))
+        _say(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}")
 
 
 def load_model(path: Path | None, *, threads: int | None) -> Attributor:
@@ -353,22 +373,26 @@ def check_labels(example: Example) -> Iterator[str]:
 
 
 def _read(
-    paths: Sequence[str], format: str, tally: Tally, errors: TextIO | None = None
+    paths: Sequence[str],
+    format: str,
+    tally: Tally,
+    report: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[str, Example]]:
     """Every run with the file it stands in; what cannot be read is reported and counted."""
+    report = report or _complain
     for path in paths:
         for file in files(path):
             seen = tally.traces + tally.unreadable
             for item in [file] if isinstance(file, TraceError) else scan(file, format=format):
                 if isinstance(item, TraceError):
                     tally.unreadable += 1
-                    _complain(f"error: {item}", errors)
+                    report(f"error: {item}")
                 else:
                     tally.traces += 1
                     yield (STDIN if file == "-" else str(file)), item
             if tally.traces + tally.unreadable == seen:
                 tally.unreadable += 1
-                _complain(f"error: {file}: expected a trace, found none", errors)
+                report(f"error: {file}: expected a trace, found none")
 
 
 def _attribute(attributor: Attributor, examples: Iterator[tuple[str, Example]]) -> Iterator[Report]:
@@ -412,14 +436,44 @@ def _flatten(manifest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", value
 
 
-def _complain(message: str, stream: TextIO | None = None) -> None:
-    """Print one line, whatever names and texts are in the message; to stderr if not told."""
-    print(visible(message), file=stream or sys.stderr)
+def _say(message: str) -> None:
+    """Print one line to stdout, whatever names and texts are in the message."""
+    typer.echo(visible(message))
+
+
+def _complain(message: str) -> None:
+    """Print one line to stderr; where that is closed or full, the exit code must do."""
+    try:
+        typer.echo(visible(message), err=True)
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO | None) -> None:
+    """Let the rest go nowhere: Python flushes once more as it ends, and would fail again."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _stop(number: int, frame: object) -> None:
+    """Leave by the way of all errors, which removes files that are not whole."""
+    raise SystemExit(128 + number)
 
 
 def main() -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
-    app(prog_name="dcl")
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # the second is not on every platform
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _stop)
+    try:
+        app(prog_name="dcl")
+    except SystemExit as end:
+        if threading.active_count() > 1:
+            # A thread that waits for input or is inside the tokenizer cannot be stopped, and
+            # would bring the interpreter down as it is taken apart.
+            os._exit(end.code if isinstance(end.code, int) else 1)
+        raise
 
 
 if __name__ == "__main__":

@@ -99,8 +99,9 @@ def _bare(name: str) -> str:
 def _open(file: str) -> IO[bytes]:
     """The bytes as they lie."""
     if file == "-":
-        # Not closed with the block: standard input belongs to the caller.
-        return io.BufferedReader(_Rest(b"", sys.stdin.buffer))
+        # Not closed with the block: standard input belongs to the caller. Read below its buffer,
+        # whose lock Python wants as it ends, even if a thread still waits for input.
+        return io.BufferedReader(_Rest(b"", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
     return open(file, "rb")
 
 

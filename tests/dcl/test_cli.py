@@ -204,7 +204,30 @@ def test_wrong_usage_is_2_before_anything_is_read(run: Run, args: list[str], sai
     result = run("attribute", "nowhere.json", *args)
     assert result.exit_code == 2
     assert said in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
     assert "nowhere.json" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "Missing command; see dcl --help"),
+        (["atribute"], "No such command 'atribute'"),
+        (["--nonsense"], "No such option: --nonsense; see dcl --help"),
+        (["attribute"], "Missing argument"),
+        (["attribute", "--top-k"], "--top-k"),
+        (["models"], "Missing command; see dcl models --help"),
+        (["models", "verify", "a", "b"], "see dcl models verify --help"),
+    ],
+)
+def test_wrong_commands_are_one_line_that_leads_to_help(args: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli.app, args, prog_name="dcl")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
     assert result.stdout == ""
 
 
@@ -489,6 +512,11 @@ def spawn(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[byte
     return subprocess.run(command, capture_output=True, timeout=120, check=False, **options)
 
 
+def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, **pipes, **options)
+
+
 def test_the_version_is_printed() -> None:
     done = spawn("--version")
     assert (done.returncode, done.stdout) == (0, f"dcl {dcl.__version__}\n".encode())
@@ -504,6 +532,40 @@ def test_interrupted_is_130_without_a_traceback_or_half_a_file(tmp_path: Path) -
         stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout, stderr) == (130, b"", b"")
     assert list(tmp_path.iterdir()) == [log]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("source", ["-", "fifo"])
+def test_a_signal_ends_the_wait_for_input(tmp_path: Path, name: str, source: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    log = source if source == "-" else str(tmp_path / "fifo")
+    # The line about the missing log says that the next one is about to be read.
+    args = ["attribute", str(tmp_path / "missing"), log, "--out", str(tmp_path / "out")]
+    with start([*FAKE, *args]) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"error: ")
+        process.send_signal(number := signal.Signals[name])
+        assert process.wait(timeout=60) == 128 + number
+        assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+    assert [file.name for file in tmp_path.iterdir()] == ["fifo"]
+
+
+def test_python_ends_well_while_a_thread_waits_for_input() -> None:
+    code = (
+        "import dcl, fake_model\n"
+        "runs = dcl.read_trajectories('-')\n"
+        "print('ready', flush=True)\n"
+        "list(fake_model.load().batch(runs))\n"
+    )
+    here = {"cwd": Path(__file__).parent, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    with start([sys.executable, "-c", code], **here) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == -signal.SIGINT
+        assert process.stderr.read().endswith(b"\nKeyboardInterrupt\n")
 
 
 def test_a_reader_that_goes_away_is_no_error_message(tmp_path: Path) -> None:
@@ -549,6 +611,34 @@ def test_closed_output_still_gives_the_exit_code() -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == b"--fail-on: 1 of 1 traces\n"
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (f"attribute '{EXAMPLE}'", 0),
+        (f"attribute '{EXAMPLE}' --fail-on 0.5 --out {os.devnull}", 1),
+        ("attribute --nonsense", 2),
+        ("attribute missing.json", 3),
+        ("models verify missing", 4),
+    ],
+)
+def test_without_a_place_for_errors_the_exit_code_says_it(
+    redirect: str, args: str, code: int
+) -> None:
+    command = f"exec {' '.join(FAKE)} {args} {redirect}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=120)
+    assert done.returncode == code
+    assert b"error" not in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "60"])
+def test_a_width_of_nothing_still_shows_the_verdict(columns: str) -> None:
+    done = spawn("attribute", EXAMPLE, env=os.environ | {"COLUMNS": columns})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"coder  FM-2.5" in done.stdout
+    assert max(map(len, done.stdout.decode().splitlines())) <= 60
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a place nobody can write")
