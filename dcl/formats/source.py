@@ -39,6 +39,9 @@ def files(path: str | Path) -> Iterator[str | TraceError]:
     for file in found:
         if os.path.basename(file).startswith("."):
             yield TraceError(file, "hidden files in a folder are not read; name it to read it")
+        elif os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
+            # Opening a pipe that nobody writes to would wait for ever.
+            yield TraceError(file, "pipes and devices in a folder are not read; name it to read it")
         else:
             yield file
 

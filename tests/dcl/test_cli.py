@@ -513,8 +513,8 @@ def spawn(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[byte
 
 
 def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, **pipes, **options)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, **options)
 
 
 def test_the_version_is_printed() -> None:
@@ -558,8 +558,9 @@ def test_python_ends_well_while_a_thread_waits_for_input() -> None:
         "print('ready', flush=True)\n"
         "list(fake_model.load().batch(runs))\n"
     )
-    here = {"cwd": Path(__file__).parent, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-    with start([sys.executable, "-c", code], **here) as process:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    with start(command, cwd=Path(__file__).parent, env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == b"ready\n"
