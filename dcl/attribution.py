@@ -5,8 +5,9 @@ Letters: `T` turns, `A` agents of one trajectory, `M` = 14 modes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from queue import Queue
 from threading import Thread
@@ -60,6 +61,9 @@ class Calibration:
         agent_threshold: Agents from this probability on are declared, 0 to 1.
         mode_threshold: Modes from this probability on are declared, 0 to 1.
         pair_threshold: Pairs from this probability on are declared, 0 to 1.
+
+    Raises:
+        ConfigError: If one is no number, or outside of its range.
     """
 
     agent_temperature: float = 1.0
@@ -69,6 +73,20 @@ class Calibration:
     agent_threshold: float = 0.5
     mode_threshold: float = 0.5
     pair_threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse what gives no probabilities."""
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if entry.name.endswith("threshold"):
+                fits, expected = number and 0 <= value <= 1, "from 0 to 1"
+            else:
+                fits, expected = number and 0 < value < math.inf, "over 0"
+            if not fits:
+                raise ConfigError(
+                    f"calibration.{entry.name}: expected a number {expected}, got {value!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from typer.core import TyperGroup
 from dcl import __version__
 from dcl.errors import ArtifactError, ConfigError, DclError, TraceError
 from dcl.formats import FORMATS, scan
+from dcl.formats.jsontext import too_deep
 from dcl.formats.source import STDIN, files
 from dcl.report import Report
 from dcl.report.gate import Gate
@@ -265,8 +266,13 @@ def convert(
     """Write logs of any format as native JSONL, with their labels."""
     tally = Tally()
     with open_out(out) as stream:
-        for _, example in _read(paths, format, tally):
-            stream.write(dump(example.to_dict()) + "\n")
+        for source, example in _read(paths, format, tally):
+            line = _native_line(example, source)
+            if isinstance(line, TraceError):
+                tally.traces, tally.unreadable = tally.traces - 1, tally.unreadable + 1
+                _complain(f"error: {line}")
+            else:
+                stream.write(line)
         if not tally.traces:
             raise TraceError("", "nothing was written, as no trace could be read")
     raise typer.Exit(TraceError.exit_code if tally.unreadable else 0)
@@ -294,10 +300,12 @@ def train(context: typer.Context) -> None:
 @models_app.command("verify")
 def verify_model(folder: ModelFolder = None) -> None:
     """Check every file of a model against its manifest."""
-    from dcl.artifact import pretrained, read_manifest, verify
+    from dcl.artifact import check_listed, pretrained, read_manifest, verify
 
     place = folder or pretrained()
-    problems = verify(place, read_manifest(place))
+    manifest = read_manifest(place)
+    check_listed(place, manifest)
+    problems = verify(place, manifest)
     for name, problem in problems.items():
         _say(f"damaged: {problem}" if problem else f"ok: {name}")
     if any(problems.values()):
@@ -417,6 +425,14 @@ def _attribute(attributor: Attributor, examples: Iterator[tuple[str, Example]]) 
                 "it is damaged; check it with dcl models verify"
             )
         yield Report(source, example.trajectory, attribution)
+
+
+def _native_line(example: Example, source: str) -> str | TraceError:
+    """A run as it is written, or why it cannot be."""
+    try:
+        return dump(example.to_dict()) + "\n"
+    except RecursionError:
+        return too_deep(f"{source}: trace {example.trajectory.id}")
 
 
 def _watch(reports: Iterable[Report], gates: Sequence[Gate], tally: Tally) -> Iterator[Report]:

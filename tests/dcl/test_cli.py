@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import dcl
 from dcl import cli
+from dcl.artifact import Window, write_artifact
 from dcl.formats import read_examples
 from dcl.trajectory import Example, Fault
 
@@ -412,6 +413,39 @@ def test_convert_goes_on_after_a_bad_file(run: Run, folder: Path, tmp_path: Path
     assert [example.trajectory.id for example in read_examples(out)] == ["1", "10"]
 
 
+def test_convert_goes_on_after_a_run_that_is_nested_too_deep(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(row: dict[str, Any]) -> str:
+        if row["id"] == "deep":
+            raise RecursionError
+        return json.dumps(row)
+
+    monkeypatch.setattr(cli, "dump", refuse)
+    log = write_lines(tmp_path / "log.jsonl", row_of("deep", GOOD), row_of("flat", GOOD))
+    result = run("convert", log, "--out", tmp_path / "out.jsonl")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        f"error: {log}: trace deep: expected JSON of a usual depth, got deeper nesting\n"
+    )
+    assert [example.trajectory.id for example in read_examples(tmp_path / "out.jsonl")] == ["flat"]
+
+
+@pytest.mark.parametrize("depth", [50, 400, 700, 800, 900, 950, 100_000])
+def test_convert_survives_any_depth(run: Run, tmp_path: Path, depth: int) -> None:
+    deep = row_of("deep", GOOD)[:-1] + ', "more": ' + "[" * depth + "]" * depth + "}"
+    log = write_lines(tmp_path / "log.jsonl", deep, row_of("flat", GOOD))
+    result = run("convert", log, "--out", tmp_path / "out.jsonl")
+    names = [example.trajectory.id for example in read_examples(tmp_path / "out.jsonl")]
+    assert (result.exit_code, names) in ((0, ["deep", "flat"]), (3, ["flat"]))
+
+
+def test_convert_writes_numbers_that_json_has_not_as_null(run: Run, tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", row_of("a", GOOD)[:-1] + ', "score": 1e999}')
+    result = run("convert", log, "--out", "-")
+    assert (result.exit_code, json.loads(result.stdout)["metadata"]) == (0, {"score": None})
+
+
 def test_convert_without_any_run_leaves_the_file_alone(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("old")
@@ -438,31 +472,47 @@ def test_check_labels_is_silent_without_labels() -> None:
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    import hashlib
+    def write_files(inside: Path) -> None:
+        for name in ("encoder.onnx", "head.onnx", "lexicon.npz", "tokenizer.json"):
+            (inside / name).write_bytes(b"bytes")
 
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "head.onnx").write_bytes(b"graph")
-    listed = {"head.onnx": {"sha256": hashlib.sha256(b"graph").hexdigest(), "bytes": 5}}
-    manifest = {"format": 1, "scores": {"pair": {"f1": 0.5}}, "files": listed}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
+    scores = {"pair": {"f1": 0.5}}
+    return write_artifact(
+        tmp_path / "model", write_files, window=Window(1, 0), notes={"scores": scores}
+    )
 
 
 def test_models_verify_checks_every_file(run: Run, model_folder: Path) -> None:
     result = run("models", "verify", model_folder)
-    assert (result.exit_code, result.stdout) == (0, "ok: head.onnx\n")
-    (model_folder / "head.onnx").write_bytes(b"grave")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"ok: {name}"
+        for name in ("config.json", "encoder.onnx", "head.onnx", "lexicon.npz", "tokenizer.json")
+    ]
+    (model_folder / "head.onnx").write_bytes(b"bites")
     result = run("models", "verify", model_folder)
     assert result.exit_code == 4
-    assert result.stdout.startswith("damaged: head.onnx: expected sha256")
+    assert "damaged: head.onnx: expected sha256" in result.stdout
+
+
+@pytest.mark.parametrize("kept", [(), ("head.onnx",), ("config.json", "encoder.onnx")])
+def test_models_verify_refuses_a_manifest_that_leaves_files_out(
+    run: Run, model_folder: Path, kept: tuple[str, ...]
+) -> None:
+    manifest = json.loads((model_folder / "manifest.json").read_text())
+    manifest["files"] = {name: manifest["files"][name] for name in kept}
+    (model_folder / "manifest.json").write_text(json.dumps(manifest))
+    result = run("models", "verify", model_folder)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.startswith(f"error: {model_folder / 'manifest.json'}: expected an entry")
+    assert result.stderr.count("\n") == 1
 
 
 def test_models_show_prints_scores_and_files(run: Run, model_folder: Path) -> None:
     lines = run("models", "show", model_folder).stdout.splitlines()
     assert lines[:3] == [f"folder: {model_folder}", "format: 1", "scores.pair.f1: 0.5"]
-    assert lines[3].startswith("head.onnx: 5 bytes, sha256 ")
-    assert lines[3].endswith(", ok")
+    assert lines[5].startswith("head.onnx: 5 bytes, sha256 ")
+    assert lines[5].endswith(", ok")
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])
