@@ -209,7 +209,8 @@ def attribute(
     gates = [Gate.parse(text) for text in fail_on or ()]
     tally = Tally()
     with open_out(out) as stream:
-        reports = _attribute(load_model(model, threads=threads), _read(paths, format, tally))
+        examples = _short_enough(_read(paths, format, tally), tally)
+        reports = _attribute(load_model(model, threads=threads), examples)
         chosen = (
             replace(report, threshold=threshold, top_k=top_k, evidence=evidence)
             for report in _watch(reports, gates, tally)
@@ -267,12 +268,8 @@ def convert(
     tally = Tally()
     with open_out(out) as stream:
         for source, example in _read(paths, format, tally):
-            line = _native_line(example, source)
-            if isinstance(line, TraceError):
-                tally.traces, tally.unreadable = tally.traces - 1, tally.unreadable + 1
-                _complain(f"error: {line}")
-            else:
-                stream.write(line)
+            with tally.refusing(source):
+                stream.write(_native_line(example))
         if not tally.traces:
             raise TraceError("", "nothing was written, as no trace could be read")
     raise typer.Exit(TraceError.exit_code if tally.unreadable else 0)
@@ -362,6 +359,20 @@ class Tally:
     unreadable: int = 0
     failed: int = 0
 
+    @contextmanager
+    def refusing(self, source: str) -> Iterator[None]:
+        """Report a run that was read but breaks a rule inside, and count it as unreadable.
+
+        Args:
+            source: File that it stands in.
+        """
+        try:
+            yield
+        except TraceError as error:
+            self.traces -= 1
+            self.unreadable += 1
+            _complain(f"error: {source}: {error}")
+
 
 def check_labels(example: Example) -> Iterator[str]:
     """What is wrong with the labels of a run.
@@ -427,12 +438,28 @@ def _attribute(attributor: Attributor, examples: Iterator[tuple[str, Example]]) 
         yield Report(source, example.trajectory, attribution)
 
 
-def _native_line(example: Example, source: str) -> str | TraceError:
-    """A run as it is written, or why it cannot be."""
+def _native_line(example: Example) -> str:
+    """A run as it is written.
+
+    Raises:
+        TraceError: If it holds JSON that is nested too deep to be written.
+    """
     try:
         return dump(example.to_dict()) + "\n"
     except RecursionError:
-        return too_deep(f"{source}: trace {example.trajectory.id}")
+        raise too_deep(f"trace {example.trajectory.id}") from None
+
+
+def _short_enough(
+    examples: Iterable[tuple[str, Example]], tally: Tally
+) -> Iterator[tuple[str, Example]]:
+    """The runs that can be attributed; the others are reported and counted as unreadable."""
+    from dcl.bag import check_length
+
+    for source, example in examples:
+        with tally.refusing(source):
+            check_length(example.trajectory)
+            yield source, example
 
 
 def _watch(reports: Iterable[Report], gates: Sequence[Gate], tally: Tally) -> Iterator[Report]:

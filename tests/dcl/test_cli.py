@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 import dcl
 from dcl import cli
 from dcl.artifact import Window, write_artifact
+from dcl.bag import MOST_TURNS
 from dcl.formats import read_examples
 from dcl.trajectory import Example, Fault
 
@@ -429,6 +430,19 @@ def test_convert_goes_on_after_a_run_that_is_nested_too_deep(
         f"error: {log}: trace deep: expected JSON of a usual depth, got deeper nesting\n"
     )
     assert [example.trajectory.id for example in read_examples(tmp_path / "out.jsonl")] == ["flat"]
+
+
+def test_attribute_goes_on_after_a_run_that_is_too_long(run: Run, tmp_path: Path) -> None:
+    turns = [{"agent": "a", "content": "x"}] * (MOST_TURNS + 1)
+    long = json.dumps({"id": "long", "turns": turns})
+    log = write_lines(tmp_path / "log.jsonl", long, row_of("short", GOOD), long)
+    result = run("attribute", log, "--output", "jsonl")
+    assert result.exit_code == 3
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["short"]
+    assert result.stderr.count("\n") == 2
+    assert result.stderr.startswith(
+        f"error: {log}: trace long: expected at most 4000 turns, got 4001; cut the log"
+    )
 
 
 @pytest.mark.parametrize("depth", [50, 400, 700, 800, 900, 950, 100_000])
