@@ -195,7 +195,7 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
     Raises:
         ArtifactError: If there is none, or it is of another version.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike `Path.is_dir`, also False for a name that is too long
         raise ArtifactError(f"{folder}: expected a model folder, found none; check --model")
     manifest = _read_json(folder / MANIFEST)
     if manifest.get("format") != FORMAT:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from queue import Queue
+from queue import Empty, Queue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -341,7 +342,7 @@ class Attributor:
         coming = _start(take)
         more = True
         while more:
-            chunk, error = coming.get()
+            chunk, error = _await(coming)
             more = error is None and len(chunk) == size
             if more:
                 coming = _start(take)
@@ -360,6 +361,16 @@ def _start(work: Callable[[], T]) -> Queue[T]:
     box: Queue[T] = Queue(1)
     Thread(target=lambda: box.put(work()), name="dcl-reader", daemon=True).start()
     return box
+
+
+def _await(box: Queue[T]) -> T:
+    """What is put into the box, however long that takes.
+
+    Looks up once a second: a signal that comes just before a wait without end would be lost.
+    """
+    while True:
+        with suppress(Empty):
+            return box.get(timeout=1.0)
 
 
 def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> Attribution:

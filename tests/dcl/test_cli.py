@@ -531,6 +531,7 @@ def test_models_show_prints_scores_and_files(run: Run, model_folder: Path) -> No
 
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_models_without_a_folder_is_4(run: Run, tmp_path: Path, command: str) -> None:
+    assert run("models", command, "x" * 300).exit_code == 4
     result = run("models", command, tmp_path / "none")
     assert result.exit_code == 4
     assert result.stderr.count("\n") == 1
