@@ -16,31 +16,27 @@ command needs it.
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import signal
-import sys
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from dcl import __version__
-from dcl.errors import ArtifactError, ConfigError, DclError, TraceError
+from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.formats import FORMATS, scan
 from dcl.formats.jsontext import too_deep
 from dcl.formats.source import STDIN, files
+from dcl.process import Commands, complain, run, say
 from dcl.report import Report
 from dcl.report.gate import Gate
-from dcl.report.output import WRITERS, open_out, visible
+from dcl.report.output import WRITERS, open_out
 from dcl.report.record import dump
 from dcl.trajectory import Example, Trajectory
 
@@ -50,59 +46,8 @@ if TYPE_CHECKING:
 _BATCH = 16  # traces that are scored together; as many more are being read
 
 
-_UsageError: Any = typer.BadParameter.__base__  # typer does not export it by name
-
-
-class _Commands(TyperGroup):
-    """Maps what the commands raise to one line on stderr and an exit code."""
-
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Read the command line as far as the name of the command."""
-        if sys.stdin is None:  # closed by the caller; reads as empty then
-            sys.stdin = io.TextIOWrapper(io.BytesIO())
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                # An ASCII locale is no reason to fail.
-                stream.reconfigure(errors="backslashreplace")
-        with _reported():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; a user's mistake never shows a traceback."""
-        with _reported():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Turn what goes wrong inside into one line on stderr and `typer.Exit`."""
-    try:
-        try:
-            yield
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-    except DclError as error:
-        _complain(f"error: {error}")
-        raise typer.Exit(error.exit_code) from None
-    except _UsageError as error:
-        command = error.ctx.command_path if error.ctx else "dcl"
-        _complain(f"error: {error.format_message().rstrip('.')}; see {command} --help")
-        raise typer.Exit(ConfigError.exit_code) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(128 + signal.SIGINT) from None
-    except BrokenPipeError:
-        _silence(sys.stdout)
-        raise typer.Exit(141) from None
-    except OSError as error:
-        _silence(sys.stdout)
-        place = f"{error.filename}: " if error.filename else ""
-        _complain(f"error: {place}{error.strerror or error}")
-        raise typer.Exit(ConfigError.exit_code) from None
-
-
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     help="Which agent failed, how, and at which turn: reads the log of a failed multi-agent run.",
     add_completion=False,
     rich_markup_mode=None,
@@ -217,7 +162,7 @@ def attribute(
         )
         WRITERS[output.value](chosen, stream, len(paths) > 1 or os.path.isdir(paths[0]))
     if tally.failed:
-        _complain(f"--fail-on: {tally.failed} of {tally.traces} traces")
+        complain(f"--fail-on: {tally.failed} of {tally.traces} traces")
     raise typer.Exit(TraceError.exit_code if tally.unreadable else min(tally.failed, 1))
 
 
@@ -232,13 +177,13 @@ def validate(
     seen: set[str] = set()
     names: set[str] = set()
     count: Counter[str] = Counter()
-    for source, example in _read(paths, format, tally, _say):
+    for source, example in _read(paths, format, tally, say):
         run = example.trajectory
         problems = list(check_labels(example))
         if run.id in seen:
             problems.append("this id was seen before")
         for problem in problems:
-            _say(f"warning: {source}: trace {run.id}: {problem}")
+            say(f"warning: {source}: trace {run.id}: {problem}")
         seen.add(run.id)
         names.update(run.agents)
         count["turns"] += len(run.turns)
@@ -304,7 +249,7 @@ def verify_model(folder: ModelFolder = None) -> None:
     check_listed(place, manifest)
     problems = verify(place, manifest)
     for name, problem in problems.items():
-        _say(f"damaged: {problem}" if problem else f"ok: {name}")
+        say(f"damaged: {problem}" if problem else f"ok: {name}")
     if any(problems.values()):
         raise ArtifactError(f"{place}: fetch or export the model again")
 
@@ -316,12 +261,12 @@ def show_model(folder: ModelFolder = None) -> None:
 
     place = folder or pretrained()
     manifest = read_manifest(place)
-    _say(f"folder: {place}")
+    say(f"folder: {place}")
     for key, value in _flatten(manifest):
-        _say(f"{key}: {value}")
+        say(f"{key}: {value}")
     for name, problem in verify(place, manifest).items():
         size, digest = manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
-        _say(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}")
+        say(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}")
 
 
 def load_model(path: Path | None, *, threads: int | None) -> Attributor:
@@ -371,7 +316,7 @@ class Tally:
         except TraceError as error:
             self.traces -= 1
             self.unreadable += 1
-            _complain(f"error: {source}: {error}")
+            complain(f"error: {source}: {error}")
 
 
 def check_labels(example: Example) -> Iterator[str]:
@@ -398,7 +343,7 @@ def _read(
     report: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[str, Example]]:
     """Every run with the file it stands in; what cannot be read is reported and counted."""
-    report = report or _complain
+    report = report or complain
     for path in paths:
         for file in files(path):
             seen = tally.traces + tally.unreadable
@@ -479,44 +424,9 @@ def _flatten(manifest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", value
 
 
-def _say(message: str) -> None:
-    """Print one line to stdout, whatever names and texts are in the message."""
-    typer.echo(visible(message))
-
-
-def _complain(message: str) -> None:
-    """Print one line to stderr; where that is closed or full, the exit code must do."""
-    try:
-        typer.echo(visible(message), err=True)
-    except OSError:
-        _silence(sys.stderr)
-
-
-def _silence(stream: TextIO | None) -> None:
-    """Let the rest go nowhere: Python flushes once more as it ends, and would fail again."""
-    if stream is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _stop(number: int, frame: object) -> None:
-    """Leave by the way of all errors, which removes files that are not whole."""
-    raise SystemExit(128 + number)
-
-
 def main() -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # the second is not on every platform
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _stop)
-    try:
-        app(prog_name="dcl")
-    except SystemExit as end:
-        if threading.active_count() > 1:
-            # A thread that waits for input or is inside the tokenizer cannot be stopped, and
-            # would bring the interpreter down as it is taken apart.
-            os._exit(end.code if isinstance(end.code, int) else 1)
-        raise
+    run(app)
 
 
 if __name__ == "__main__":
