@@ -17,9 +17,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -45,18 +47,33 @@ CONFIG, MANIFEST, TOKENIZER, LEXICON = (
 )
 ENCODER, HEAD, WEIGHTS, CARD = "encoder.onnx", "head.onnx", "model.safetensors", "MODEL_CARD.md"
 
+_ENCODER_FILES = (CONFIG, TOKENIZER, ENCODER)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """What the encoder reads of a turn.
 
     Args:
-        head: Tokens from its start.
-        tail: Tokens from its end.
+        head: Tokens from its start; > 0.
+        tail: Tokens from its end; >= 0.
+
+    Raises:
+        ConfigError: If one is no whole number, or too small.
     """
 
     head: int
     tail: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no turn can be cut by."""
+        for name, least in (("head", 1), ("tail", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(
+                    f"window.{name}: expected a whole number from {least} on, got {value!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +123,8 @@ def open_artifact(path: Path | None = None) -> Artifact:
         ArtifactError: If a file is missing, damaged, or the layout is of another version.
     """
     folder = pretrained() if path is None else path
-    manifest, config = _open(folder)
-    try:
+    manifest, config = _open(folder, whole=True)
+    with _config_errors(folder):
         order = {"labels": [mode.value for mode in MODES], "features": list(FEATURES)}
         for key, expected in order.items():
             if config[key] != expected:
@@ -119,11 +136,9 @@ def open_artifact(path: Path | None = None) -> Artifact:
             path=folder,
             window=Window(**config["window"]),
             calibration=Calibration(**config["calibration"]),
-            model=config["model"],
+            model=dict(**config["model"]),
             manifest=manifest,
         )
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder / CONFIG}: missing or unknown key: {error}") from None
 
 
 def open_encoder(path: Path | None = None) -> EncoderSource:
@@ -136,11 +151,9 @@ def open_encoder(path: Path | None = None) -> EncoderSource:
         ArtifactError: If a file is missing or damaged.
     """
     folder = pretrained() if path is None else path
-    _, config = _open(folder)
-    try:
+    _, config = _open(folder, whole=False)
+    with _config_errors(folder):
         return EncoderSource(path=folder, window=Window(**config["window"]))
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder / CONFIG}: missing or unknown key: {error}") from None
 
 
 def save_lexicon(lexicon: Lexicon, file: Path) -> None:
@@ -155,7 +168,7 @@ def load_lexicon(file: Path) -> Lexicon:
     """The wide half.
 
     Raises:
-        ArtifactError: If it is damaged or its tables do not have the expected shape.
+        ArtifactError: If it is damaged or its tables do not have the expected shape and type.
     """
     try:
         # numpy leaves a file that it opened itself open where the archive is damaged.
@@ -168,6 +181,11 @@ def load_lexicon(file: Path) -> Lexicon:
             f"{file}: expected idf (V,) and table (V, {len(MODES)}), "
             f"got {idf.shape} and {table.shape}; export the model again"
         )
+    if idf.dtype.kind != "f" or table.dtype.kind != "f":
+        raise ArtifactError(
+            f"{file}: expected tables of floats, got {idf.dtype} and {table.dtype}; "
+            "export the model again"
+        )
     return Lexicon(idf=idf.astype(np.float32), table=table)
 
 
@@ -177,7 +195,7 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
     Raises:
         ArtifactError: If there is none, or it is of another version.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike `Path.is_dir`, also False for a name that is too long
         raise ArtifactError(f"{folder}: expected a model folder, found none; check --model")
     manifest = _read_json(folder / MANIFEST)
     if manifest.get("format") != FORMAT:
@@ -186,12 +204,34 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
             "this model needs another version of dcl"
         )
     listed = manifest.get("files")
-    if not isinstance(listed, dict) or not all(map(_is_entry, listed.values())):
+    if not isinstance(listed, dict) or not all(_is_entry(*entry) for entry in listed.items()):
         raise ArtifactError(
-            f"{folder / MANIFEST}: files: expected sha256 and bytes of each file; "
+            f"{folder / MANIFEST}: files: expected sha256 and bytes of each file by its name; "
             "fetch or export the model again"
         )
     return manifest
+
+
+def check_listed(folder: Path, manifest: Mapping[str, Any], *, whole: bool = True) -> None:
+    """Check that a manifest vouches for every file that is run.
+
+    Args:
+        folder: The model folder, for the message.
+        manifest: Its manifest.
+        whole: False if an encoder alone will do.
+
+    Raises:
+        ArtifactError: If the manifest leaves one out.
+    """
+    listed = manifest["files"].keys()
+    left_out = [name for name in (*_ENCODER_FILES, *[LEXICON] * whole) if name not in listed]
+    if whole and not listed & {HEAD, WEIGHTS}:
+        left_out.append(f"{HEAD} or {WEIGHTS}")
+    if left_out:
+        raise ArtifactError(
+            f"{folder / MANIFEST}: expected an entry for {left_out[0]}; "
+            "fetch or export the model again"
+        )
 
 
 def verify(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -315,25 +355,34 @@ def hash_file(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _open(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+@contextmanager
+def _config_errors(folder: Path) -> Iterator[None]:
+    """Blame the configuration of a model for what it does not hold, or holds wrong."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder / CONFIG}: missing or unknown key: {error}") from None
+    except ConfigError as error:
+        raise ArtifactError(
+            f"{folder / CONFIG}: {error}; fetch or export the model again"
+        ) from None
+
+
+def _open(folder: Path, *, whole: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Manifest and configuration of a folder whose files are all as the manifest says."""
     manifest = read_manifest(folder)
-    unlisted = {CONFIG, TOKENIZER, ENCODER} - manifest["files"].keys()
-    if unlisted:
-        raise ArtifactError(
-            f"{folder / MANIFEST}: expected an entry for {min(unlisted)}; "
-            "fetch or export the model again"
-        )
+    check_listed(folder, manifest, whole=whole)
     broken = [problem for problem in verify(folder, manifest).values() if problem]
     if broken:
         raise ArtifactError(f"{folder}: {broken[0]}; fetch or export the model again")
     return manifest, _read_json(folder / CONFIG)
 
 
-def _is_entry(value: object) -> bool:
-    """Whether this is what a manifest says about one file."""
+def _is_entry(name: str, value: object) -> bool:
+    """Whether this is a plain name, and what a manifest says about one file."""
     return (
-        isinstance(value, dict)
+        _NAME.fullmatch(name) is not None
+        and isinstance(value, dict)
         and isinstance(value.get("sha256"), str)
         and isinstance(value.get("bytes"), int)
     )

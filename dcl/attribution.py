@@ -5,15 +5,19 @@ Letters: `T` turns, `A` agents of one trajectory, `M` = 14 modes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from queue import Empty, Queue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcl.errors import ConfigError
 from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import Fault, Trajectory
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from dcl.bag import Bag
 
 Floats = NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +62,9 @@ class Calibration:
         agent_threshold: Agents from this probability on are declared, 0 to 1.
         mode_threshold: Modes from this probability on are declared, 0 to 1.
         pair_threshold: Pairs from this probability on are declared, 0 to 1.
+
+    Raises:
+        ConfigError: If one is no number, or outside of its range.
     """
 
     agent_temperature: float = 1.0
@@ -66,6 +74,20 @@ class Calibration:
     agent_threshold: float = 0.5
     mode_threshold: float = 0.5
     pair_threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse what gives no probabilities."""
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if entry.name.endswith("threshold"):
+                fits, expected = number and 0 <= value <= 1, "from 0 to 1"
+            else:
+                fits, expected = number and 0 < value < math.inf, "over 0"
+            if not fits:
+                raise ConfigError(
+                    f"calibration.{entry.name}: expected a number {expected}, got {value!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,28 +309,68 @@ class Attributor:
         """Attribute many runs, in order, with memory bounded by twice `batch_size` of them.
 
         The next batch is read and made into bags, in another thread, while this one is scored.
+        Whoever stops early, or is interrupted, does not wait for that thread.
 
         Args:
-            trajectories: Taken as they are needed; what it raises comes out here.
+            trajectories: Taken as they are needed; what it raises comes out here, after the
+                attributions of all runs before it.
             batch_size: Runs that are scored together; > 0.
 
         Returns:
             One attribution a run.
+
+        Raises:
+            ConfigError: If `batch_size` is not positive.
         """
-        rest = iter(trajectories)
+        if batch_size < 1:
+            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}")
+        return self._batch(iter(trajectories), batch_size)
 
-        def take() -> list[tuple[Trajectory, Bag]]:
-            return [
-                (trajectory, self.bagger(trajectory)) for trajectory in islice(rest, batch_size)
-            ]
+    def _batch(self, rest: Iterator[Trajectory], size: int) -> Iterator[Attribution]:
+        """Score one batch while the next is being read."""
 
-        with ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(take)
-            while chunk := coming.result():
-                coming = reader.submit(take)
-                logits = self.scorer([bag for _, bag in chunk])
-                for (trajectory, _), scores in zip(chunk, logits, strict=True):
-                    yield decode(trajectory, scores, self.calibration)
+        def take() -> tuple[list[tuple[Trajectory, Bag]], BaseException | None]:
+            chunk: list[tuple[Trajectory, Bag]] = []
+            try:
+                for trajectory in islice(rest, size):
+                    bag = self.bagger(trajectory)
+                    chunk.append((trajectory, bag))
+            except BaseException as error:
+                return chunk, error
+            return chunk, None
+
+        coming = _start(take)
+        more = True
+        while more:
+            chunk, error = _await(coming)
+            more = error is None and len(chunk) == size
+            if more:
+                coming = _start(take)
+            logits = self.scorer([bag for _, bag in chunk]) if chunk else []
+            for (trajectory, _), scores in zip(chunk, logits, strict=True):
+                yield decode(trajectory, scores, self.calibration)
+            if error is not None:
+                raise error
+
+
+def _start(work: Callable[[], T]) -> Queue[T]:
+    """Where the result of `work` will be put by a thread that nobody has to wait for.
+
+    A thread pool would not do: it joins its threads, also one that reads from a silent pipe.
+    """
+    box: Queue[T] = Queue(1)
+    Thread(target=lambda: box.put(work()), name="dcl-reader", daemon=True).start()
+    return box
+
+
+def _await(box: Queue[T]) -> T:
+    """What is put into the box, however long that takes.
+
+    Looks up once a second: a signal that comes just before a wait without end would be lost.
+    """
+    while True:
+        with suppress(Empty):
+            return box.get(timeout=1.0)
 
 
 def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> Attribution:

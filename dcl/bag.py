@@ -13,9 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from dcl.errors import TraceError
 from dcl.features import describe_text
 from dcl.lexical import Words, count_words
 from dcl.trajectory import Trajectory
+
+MOST_TURNS = 4000
+"""Turns of the longest run that is attributed: memory grows with their square, to 3 GB here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +68,11 @@ class BagMaker:
 
         Args:
             trajectory: The run.
+
+        Raises:
+            TraceError: If it has more than `MOST_TURNS` turns.
         """
+        check_length(trajectory)
         agents = trajectory.agents
         position = {agent: a for a, agent in enumerate(agents)}
         agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
@@ -101,6 +109,24 @@ class BagMaker:
         if len(ids) > self.head + self.tail:
             ids = np.concatenate([ids[: self.head], ids[len(ids) - self.tail :]])
         return np.concatenate([[self._start], ids, [self._end]]).astype(np.int32)
+
+
+def check_length(trajectory: Trajectory) -> None:
+    """Check that a run is short enough to be attributed.
+
+    Args:
+        trajectory: The run.
+
+    Raises:
+        TraceError: If it has more than `MOST_TURNS` turns.
+    """
+    count = len(trajectory.turns)
+    if count > MOST_TURNS:
+        raise TraceError(
+            f"trace {trajectory.id}",
+            f"expected at most {MOST_TURNS} turns, got {count}; cut the log, as memory grows with "
+            "the square of the turns",
+        )
 
 
 def find_replies(trajectory: Trajectory, agent_index: NDArray[np.int64]) -> NDArray[np.int64]:

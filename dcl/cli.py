@@ -7,7 +7,7 @@ Exit codes, the same for every command and every output format:
     2    wrong usage or configuration, or a place that cannot be written
     3    a trace that cannot be read; all others were handled
     4    the model is missing or damaged
-    130  interrupted
+    129  hung up, 130 interrupted, 143 terminated: 128 and the number of the signal
     141  the reader of the output went away
 
 2 and 4 end the run at once; 3 comes at the end and wins over 1. Nothing heavy is imported before a
@@ -16,27 +16,27 @@ command needs it.
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from dcl import __version__
-from dcl.errors import ArtifactError, ConfigError, DclError, TraceError
+from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.formats import FORMATS, scan
+from dcl.formats.jsontext import too_deep
 from dcl.formats.source import STDIN, files
+from dcl.process import Commands, complain, run, say
 from dcl.report import Report
 from dcl.report.gate import Gate
-from dcl.report.output import WRITERS, open_out, visible
+from dcl.report.output import WRITERS, open_out
 from dcl.report.record import dump
 from dcl.trajectory import Example, Trajectory
 
@@ -46,48 +46,14 @@ if TYPE_CHECKING:
 _BATCH = 16  # traces that are scored together; as many more are being read
 
 
-class _Commands(TyperGroup):
-    """Maps what the commands raise to one line on stderr and an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; a user's mistake never shows a traceback."""
-        if sys.stdin is None:  # closed by the caller; reads as empty then
-            sys.stdin = io.TextIOWrapper(io.BytesIO())
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                # An ASCII locale is no reason to fail.
-                stream.reconfigure(errors="backslashreplace")
-        try:
-            try:
-                return super().invoke(ctx)
-            finally:
-                if sys.stdout is not None:
-                    sys.stdout.flush()
-        except DclError as error:
-            _complain(f"error: {error}")
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        except BrokenPipeError:
-            # Python flushes once more at exit; let that go nowhere instead of fail.
-            if sys.stdout is not None:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            _complain(f"error: {place}{error.strerror or error}")
-            raise typer.Exit(ConfigError.exit_code) from None
-
-
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     help="Which agent failed, how, and at which turn: reads the log of a failed multi-agent run.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-models_app = typer.Typer(help="Look at a model folder.", no_args_is_help=True)
+models_app = typer.Typer(help="Look at a model folder.")
 app.add_typer(models_app, name="models")
 
 
@@ -188,14 +154,15 @@ def attribute(
     gates = [Gate.parse(text) for text in fail_on or ()]
     tally = Tally()
     with open_out(out) as stream:
-        reports = _attribute(load_model(model, threads=threads), _read(paths, format, tally))
+        examples = _short_enough(_read(paths, format, tally), tally)
+        reports = _attribute(load_model(model, threads=threads), examples)
         chosen = (
             replace(report, threshold=threshold, top_k=top_k, evidence=evidence)
             for report in _watch(reports, gates, tally)
         )
         WRITERS[output.value](chosen, stream, len(paths) > 1 or os.path.isdir(paths[0]))
     if tally.failed:
-        _complain(f"--fail-on: {tally.failed} of {tally.traces} traces")
+        complain(f"--fail-on: {tally.failed} of {tally.traces} traces")
     raise typer.Exit(TraceError.exit_code if tally.unreadable else min(tally.failed, 1))
 
 
@@ -210,13 +177,13 @@ def validate(
     seen: set[str] = set()
     names: set[str] = set()
     count: Counter[str] = Counter()
-    for source, example in _read(paths, format, tally, sys.stdout):
+    for source, example in _read(paths, format, tally, say):
         run = example.trajectory
         problems = list(check_labels(example))
         if run.id in seen:
             problems.append("this id was seen before")
         for problem in problems:
-            _complain(f"warning: {source}: trace {run.id}: {problem}", sys.stdout)
+            say(f"warning: {source}: trace {run.id}: {problem}")
         seen.add(run.id)
         names.update(run.agents)
         count["turns"] += len(run.turns)
@@ -245,8 +212,9 @@ def convert(
     """Write logs of any format as native JSONL, with their labels."""
     tally = Tally()
     with open_out(out) as stream:
-        for _, example in _read(paths, format, tally):
-            stream.write(dump(example.to_dict()) + "\n")
+        for source, example in _read(paths, format, tally):
+            with tally.refusing(source):
+                stream.write(_native_line(example))
         if not tally.traces:
             raise TraceError("", "nothing was written, as no trace could be read")
     raise typer.Exit(TraceError.exit_code if tally.unreadable else 0)
@@ -274,12 +242,14 @@ def train(context: typer.Context) -> None:
 @models_app.command("verify")
 def verify_model(folder: ModelFolder = None) -> None:
     """Check every file of a model against its manifest."""
-    from dcl.artifact import pretrained, read_manifest, verify
+    from dcl.artifact import check_listed, pretrained, read_manifest, verify
 
     place = folder or pretrained()
-    problems = verify(place, read_manifest(place))
+    manifest = read_manifest(place)
+    check_listed(place, manifest)
+    problems = verify(place, manifest)
     for name, problem in problems.items():
-        typer.echo(visible(f"damaged: {problem}" if problem else f"ok: {name}"))
+        say(f"damaged: {problem}" if problem else f"ok: {name}")
     if any(problems.values()):
         raise ArtifactError(f"{place}: fetch or export the model again")
 
@@ -291,12 +261,12 @@ def show_model(folder: ModelFolder = None) -> None:
 
     place = folder or pretrained()
     manifest = read_manifest(place)
-    typer.echo(visible(f"folder: {place}"))
+    say(f"folder: {place}")
     for key, value in _flatten(manifest):
-        typer.echo(visible(f"{key}: {value}"))
+        say(f"{key}: {value}")
     for name, problem in verify(place, manifest).items():
         size, digest = manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
-        typer.echo(visible(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}"))
+        say(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}")
 
 
 def load_model(path: Path | None, *, threads: int | None) -> Attributor:
@@ -334,6 +304,20 @@ class Tally:
     unreadable: int = 0
     failed: int = 0
 
+    @contextmanager
+    def refusing(self, source: str) -> Iterator[None]:
+        """Report a run that was read but breaks a rule inside, and count it as unreadable.
+
+        Args:
+            source: File that it stands in.
+        """
+        try:
+            yield
+        except TraceError as error:
+            self.traces -= 1
+            self.unreadable += 1
+            complain(f"error: {source}: {error}")
+
 
 def check_labels(example: Example) -> Iterator[str]:
     """What is wrong with the labels of a run.
@@ -353,22 +337,26 @@ def check_labels(example: Example) -> Iterator[str]:
 
 
 def _read(
-    paths: Sequence[str], format: str, tally: Tally, errors: TextIO | None = None
+    paths: Sequence[str],
+    format: str,
+    tally: Tally,
+    report: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[str, Example]]:
     """Every run with the file it stands in; what cannot be read is reported and counted."""
+    report = report or complain
     for path in paths:
         for file in files(path):
             seen = tally.traces + tally.unreadable
             for item in [file] if isinstance(file, TraceError) else scan(file, format=format):
                 if isinstance(item, TraceError):
                     tally.unreadable += 1
-                    _complain(f"error: {item}", errors)
+                    report(f"error: {item}")
                 else:
                     tally.traces += 1
                     yield (STDIN if file == "-" else str(file)), item
             if tally.traces + tally.unreadable == seen:
                 tally.unreadable += 1
-                _complain(f"error: {file}: expected a trace, found none", errors)
+                report(f"error: {file}: expected a trace, found none")
 
 
 def _attribute(attributor: Attributor, examples: Iterator[tuple[str, Example]]) -> Iterator[Report]:
@@ -395,6 +383,30 @@ def _attribute(attributor: Attributor, examples: Iterator[tuple[str, Example]]) 
         yield Report(source, example.trajectory, attribution)
 
 
+def _native_line(example: Example) -> str:
+    """A run as it is written.
+
+    Raises:
+        TraceError: If it holds JSON that is nested too deep to be written.
+    """
+    try:
+        return dump(example.to_dict()) + "\n"
+    except RecursionError:
+        raise too_deep(f"trace {example.trajectory.id}") from None
+
+
+def _short_enough(
+    examples: Iterable[tuple[str, Example]], tally: Tally
+) -> Iterator[tuple[str, Example]]:
+    """The runs that can be attributed; the others are reported and counted as unreadable."""
+    from dcl.bag import check_length
+
+    for source, example in examples:
+        with tally.refusing(source):
+            check_length(example.trajectory)
+            yield source, example
+
+
 def _watch(reports: Iterable[Report], gates: Sequence[Gate], tally: Tally) -> Iterator[Report]:
     """The same reports; those over a gate are counted."""
     for report in reports:
@@ -412,14 +424,9 @@ def _flatten(manifest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", value
 
 
-def _complain(message: str, stream: TextIO | None = None) -> None:
-    """Print one line, whatever names and texts are in the message; to stderr if not told."""
-    print(visible(message), file=stream or sys.stderr)
-
-
 def main() -> None:
     """Run the command line; ends the process with one of the documented exit codes."""
-    app(prog_name="dcl")
+    run(app)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,9 @@ from dcl.artifact import (
 from dcl.attribution import Attributor, Floats, Logits
 from dcl.bag import Bag, BagMaker
 from dcl.errors import ArtifactError, ConfigError
-from dcl.features import describe_vectors
-from dcl.lexical import Lexicon
+from dcl.features import FEATURES, describe_vectors
+from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.taxonomy import MODES
 
 OUTPUTS = ("agent", "mode", "pair", "step", "attention")
 """Outputs of `head.onnx`, in order."""
@@ -51,13 +53,20 @@ class Encoder:
         remember: Vectors kept by content, least recently used first out; 0 keeps none.
 
     Raises:
-        ArtifactError: If the graph cannot be loaded.
+        ArtifactError: If the graph cannot be loaded, or is no encoder.
     """
 
     def __init__(self, file: Path, *, threads: int = 1, remember: int = 4096) -> None:
         self._session = open_session(file)
-        self._inputs = [node.name for node in self._session.get_inputs()]
-        self.width: int = self._session.get_outputs()[0].shape[-1]
+        inputs, output = self._session.get_inputs(), self._session.get_outputs()[0]
+        types = [node.type for node in inputs]
+        if types != ["tensor(int64)"] * 2 or [type(n) for n in output.shape[1:]] != [int]:
+            raise ArtifactError(
+                f"{file}: expected a graph from ids and mask (B, L) to vectors (B, E), got "
+                f"{len(inputs)} inputs and an output {output.shape}; export the model again"
+            )
+        self._inputs = [node.name for node in inputs]
+        self.width: int = output.shape[-1]
         self.threads = threads
         self._remember = remember
         self._known: OrderedDict[bytes, Floats] = OrderedDict()
@@ -98,7 +107,7 @@ class Encoder:
         """Vector of one turn, `(E,)`."""
         ids = window[None].astype(np.int64)
         feed = dict(zip(self._inputs, (ids, np.ones_like(ids)), strict=True))
-        vector: Floats = self._session.run(None, feed)[0][0]
+        vector: Floats = _run(self._session, None, feed)[0][0]
         return vector
 
 
@@ -130,7 +139,7 @@ class OnnxScorer:
     def _score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
         """One head call."""
         feed = {name: array[None] for name, array in head_inputs(bag, vectors, task, self.lexicon)}
-        return Logits(*(output[0] for output in self.head.run(list(OUTPUTS), feed)))
+        return Logits(*(output[0] for output in _run(self.head, OUTPUTS, feed)))
 
 
 def head_inputs(
@@ -170,29 +179,40 @@ def load(path: str | Path | None = None, *, threads: int | None = None) -> Attri
         An attributor that may be shared between threads.
 
     Raises:
-        ArtifactError: If the folder is missing, damaged, or not exported yet.
+        ArtifactError: If the folder is missing, damaged, or not exported yet, or if its parts do
+            not fit one another.
         ConfigError: If `threads` is not positive.
     """
     if threads is not None and threads < 1:
         raise ConfigError(f"threads: expected at least 1, got {threads}")
     artifact = open_artifact(None if path is None else Path(path))
     encoder = Encoder(artifact.path / ENCODER, threads=threads or count_cores())
-    scorer = OnnxScorer(
-        encoder, open_session(artifact.path / HEAD), load_lexicon(artifact.path / LEXICON)
-    )
-    return Attributor(load_bagger(artifact), scorer, artifact.calibration)
+    head = open_session(artifact.path / HEAD)
+    _check_head(artifact.path / HEAD, head, encoder.width)
+    bagger, lexicon = load_bagger(artifact), load_lexicon(artifact.path / LEXICON)
+    if len(lexicon.idf) != bagger.vocabulary + BIGRAM_ROWS:
+        raise ArtifactError(
+            f"{artifact.path / LEXICON}: expected {bagger.vocabulary + BIGRAM_ROWS} rows for the "
+            f"vocabulary of {TOKENIZER}, got {len(lexicon.idf)}; export the model again"
+        )
+    return Attributor(bagger, OnnxScorer(encoder, head, lexicon), artifact.calibration)
 
 
 def load_bagger(artifact: Artifact | EncoderSource) -> BagMaker:
     """The bag maker of a model.
 
     Raises:
-        ArtifactError: If the tokenizer cannot be read.
+        ArtifactError: If the tokenizer cannot be read, or lacks the marks of start and end.
     """
     try:
         tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
     except Exception as error:  # tokenizers raises bare Exception
         raise ArtifactError(f"{artifact.path / TOKENIZER}: cannot be read: {error}") from None
+    if None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
+        raise ArtifactError(
+            f"{artifact.path / TOKENIZER}: expected the tokens [CLS] and [SEP]; "
+            "export the model again"
+        )
     return BagMaker(tokenizer, head=artifact.window.head, tail=artifact.window.tail)
 
 
@@ -214,6 +234,42 @@ def open_session(file: Path) -> ort.InferenceSession:
         return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no public base
         raise ArtifactError(f"{file}: onnxruntime cannot load it: {error}") from None
+
+
+def _run(
+    session: ort.InferenceSession, outputs: Sequence[str] | None, feed: dict[str, Any]
+) -> list[NDArray[np.float32]]:
+    """Outputs of a graph; None means all of them.
+
+    Raises:
+        ArtifactError: If the graph does not take what it is fed.
+    """
+    try:
+        return list(session.run(outputs, feed))
+    except Exception as error:  # onnxruntime's errors share no public base
+        raise ArtifactError(f"the model does not run: {error}; export it again") from None
+
+
+def _check_head(file: Path, head: ort.InferenceSession, width: int) -> None:
+    """Check that a graph is a head for vectors of this width.
+
+    Raises:
+        ArtifactError: If its inputs or outputs are others.
+    """
+    widths = {"vectors": width, "task": width, "features": len(FEATURES), "wide": len(MODES)}
+    inputs = {node.name: node.shape[-1] for node in head.get_inputs()}
+    outputs = {node.name for node in head.get_outputs()}
+    if inputs.keys() != {*widths, "reply_to", "member"} or not outputs.issuperset(OUTPUTS):
+        raise ArtifactError(
+            f"{file}: expected the head of an attribution model, got a graph from "
+            f"{', '.join(inputs)} to {', '.join(sorted(outputs))}; export the model again"
+        )
+    for name, expected in widths.items():
+        if inputs[name] != expected:
+            raise ArtifactError(
+                f"{file}: {name}: expected a width of {expected}, got {inputs[name]}; "
+                "encoder, head and this version of dcl do not belong together"
+            )
 
 
 def count_cores() -> int:

@@ -7,6 +7,7 @@ All are frozen. `from_dict` checks what comes from outside and names the path of
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,19 @@ from dcl.errors import TraceError
 from dcl.taxonomy import ErrorMode
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+def _finite(text: str) -> float | None:
+    """The number, or None where it is too large for one."""
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None, parse_float=_finite)
+"""Reads JSON as logs hold it: raw control characters in strings, and numbers that are none.
+
+`NaN`, `Infinity` and numbers such as `1e999` cannot be written as JSON again, and read as null.
+"""
 
 SCHEMA = "dcl.trajectory/1"
 """Value of the `schema` key in this package's own JSON."""
@@ -238,8 +252,8 @@ class Trajectory:
             TraceError: If the text is not JSON or not a trajectory.
         """
         try:
-            row = json.loads(text)
-        except ValueError as error:
+            row = DECODER.decode(text)
+        except (ValueError, RecursionError) as error:
             raise TraceError(
                 "", f"expected a JSON object, got text that is not JSON: {error}"
             ) from None

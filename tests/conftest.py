@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import dcl.runtime  # noqa: F401  before any test: it keeps the telemetry of onnxruntime off
+
 # No test asserts a time: how fast examples are made and run depends on the machine.
 settings.register_profile("dcl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dcl")

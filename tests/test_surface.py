@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,25 @@ def loaded_by(statement: str) -> set[str]:
 
 def command(*args: str) -> str:
     return f"sys.argv = {['dcl', *args]}; from dcl.cli import main; main()"
+
+
+@pytest.mark.parametrize("module", ["dcl.runtime", "export.convert", "export.encoder"])
+def test_telemetry_is_off_before_onnxruntime_is_loaded(module: str) -> None:
+    code = (
+        "import importlib, os, sys\n"
+        "from importlib.abc import MetaPathFinder\n"
+        "class Spy(MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'onnxruntime': print(os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
+        "sys.meta_path.insert(0, Spy())\n"
+        f"importlib.import_module('{module}')\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, check=True, timeout=120, cwd=ROOT, env=clean
+    )
+    assert done.stdout == b"1\n"
 
 
 def test_the_public_names_are_these_and_all_resolve() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dcl.errors import ConfigError, FormatError, TraceError
 from dcl.formats import aegis, chat, magentic, native, otlp, whowhen
-from dcl.formats.jsontext import Document
+from dcl.formats.jsontext import Document, too_deep
 from dcl.formats.source import STDIN, documents, files
 from dcl.trajectory import Example, Trajectory, name_type
 
@@ -120,11 +120,10 @@ def _scan_file(file: str, format: str) -> Iterator[Example | TraceError]:
         for place, record in _records(item):
             yield from _scan_record(record, place, format, spans)
     try:
-        yield from spans.examples()
+        for found in spans.examples():
+            yield _located(found, spans.place) if isinstance(found, TraceError) else found
     except TraceError as error:
         yield _located(error, spans.place)
-    except RecursionError:
-        yield TraceError(spans.place, "expected JSON of a usual depth, got deeper nesting")
 
 
 def _scan_record(
@@ -140,7 +139,7 @@ def _scan_record(
     except TraceError as error:
         return [_located(error, place)]
     except RecursionError:
-        return [TraceError(place, "expected JSON of a usual depth, got deeper nesting")]
+        return [too_deep(place)]
     return examples
 
 

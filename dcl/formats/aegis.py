@@ -63,7 +63,7 @@ def parse(document: object, place: str) -> list[Example]:
         outcome=_outcome(metadata),
         metadata=metadata
         | {k: v for k, v in leftover(source, ("query", "conversation_history")).items() if v}
-        | turn_fields(rows, _TURN_KEYS)
+        | turn_fields(enumerate(rows), _TURN_KEYS)
         | leftover(row, ("id", "metadata", "input", "output"))
         | ({"labels": list(labels)} if labels else {}),
     )

@@ -44,7 +44,15 @@ def first(row: Mapping[str, Any], *keys: str) -> Any:
 
 
 def plain(value: object) -> Any:
-    """A typed value of OTLP as plain JSON; anything else as it is."""
+    """A typed value of OTLP as plain JSON; anything else, and what is too deep, as it is."""
+    try:
+        return _plain(value)
+    except RecursionError:
+        return value
+
+
+def _plain(value: object) -> Any:
+    """As `plain`, without a guard against depth."""
     if not isinstance(value, Mapping):
         return value
     for keys in _SCALARS:
@@ -56,10 +64,10 @@ def plain(value: object) -> Any:
     array = first(value, "arrayValue", "array_value")
     if isinstance(array, Mapping):
         values = array.get("values")
-        return [plain(entry) for entry in values] if isinstance(values, list) else []
+        return [_plain(entry) for entry in values] if isinstance(values, list) else []
     pairs = first(value, "kvlistValue", "kvlist_value")
     if isinstance(pairs, Mapping):
         values = pairs.get("values")
         rows = [row for row in values if isinstance(row, dict)] if isinstance(values, list) else []
-        return {str(row.get("key")): plain(row.get("value")) for row in rows}
+        return {str(row.get("key")): _plain(row.get("value")) for row in rows}
     return dict(value) or None

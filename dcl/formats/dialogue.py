@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from dcl.formats.genai import Said, kind_of_span, said, tool_use, values
 from dcl.formats.messages import Piece, call_text, text_of
 from dcl.formats.spans import Span
 from dcl.formats.spantree import SpanTree, own_name
-from dcl.trajectory import Turn, TurnKind
+from dcl.trajectory import DECODER, Turn, TurnKind
 
 _TOOL_KINDS = (TurnKind.TOOL_CALL, TurnKind.TOOL_RESULT)
 Print = tuple[str, str]
@@ -41,7 +42,7 @@ class Dialogue:
         self._ids: set[Print] = set()
         self._waiting: dict[str, Counter[Print]] = {"model": Counter(), "tool": Counter()}
         self._tools: dict[str, str] = {}
-        self._failed_inside: dict[str, set[str]] = {}  # span id to errors of spans below it
+        self._failed: dict[str, list[int]] = {}  # error to the places of spans that had it
 
     def turns(self) -> list[Turn]:
         """The turns; none if the spans hold no content."""
@@ -59,10 +60,16 @@ class Dialogue:
     def _find_around(self) -> set[str]:
         """Ids of spans around others that say something."""
         around: set[str] = set()
-        for span in self._tree.spans:
-            if any(self._said[span.id]) or kind_of_span(span) == "tool" or any(self._values(span)):
-                around |= {above.id for above in self._tree.ancestors(span)}
+        for span in reversed(self._tree.downward):
+            above = self._tree.above(span)
+            if above is not None and (span.id in around or self._speaks(span)):
+                around.add(above.id)
         return around
+
+    def _speaks(self, span: Span) -> bool:
+        """Whether a span has any content of its own."""
+        use = kind_of_span(span) == "tool"
+        return use or any(self._said[span.id]) or any(self._values(span))
 
     def _moments(self) -> Iterator[tuple[Span, bool]]:
         """Each span twice, as it opens and as it closes, in time order.
@@ -82,7 +89,7 @@ class Dialogue:
                 moments.append(((closes, 0, -depth, order, 1), span, False))
             else:
                 moments.append(((time, 1, depth, order, 1), span, False))
-            for above in self._tree.ancestors(span)[:1]:
+            if (above := self._tree.above(span)) is not None:
                 last[above.id] = max(last.get(above.id, 0), closes)
         moments.sort(key=lambda moment: moment[0])
         return ((span, opens) for _, span, opens in moments)
@@ -175,9 +182,10 @@ class Dialogue:
         """Add the error of a span to its last turn; spans around it repeat the same error."""
         if not span.error:
             return
-        repeated = span.error in self._failed_inside.get(span.id, ())
-        for above in self._tree.ancestors(span):
-            self._failed_inside.setdefault(above.id, set()).add(span.error)
+        failed = self._failed.setdefault(span.error, [])
+        place, end = self._tree.extent(span)
+        repeated = bisect_right(failed, end) > bisect_right(failed, place)
+        insort(failed, place)
         if repeated:
             return
         text = f"error: {span.error}"
@@ -201,5 +209,5 @@ def _print(piece: Piece) -> Print:
     if piece.kind is TurnKind.TOOL_CALL and text.endswith(")"):
         name, _, arguments = text[:-1].partition("(")
         with suppress(ValueError, RecursionError):
-            text = f"{name}({json.dumps(json.loads(arguments), sort_keys=True)})"
+            text = f"{name}({json.dumps(DECODER.decode(arguments), sort_keys=True)})"
     return _group(piece), " ".join(text.split())

@@ -8,7 +8,6 @@ flattened `gen_ai.prompt.0.content`; flattened `llm.input_messages.0.message.con
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from dcl.formats.messages import Piece, pieces, text_of
 from dcl.formats.spans import Event, Span
-from dcl.trajectory import TurnKind
+from dcl.trajectory import DECODER, TurnKind
 
 _INPUTS = ("gen_ai.input.messages", "llm.input_messages", "gen_ai.prompt")
 _OUTPUTS = ("gen_ai.output.messages", "llm.output_messages", "gen_ai.completion", "gen_ai.output")
@@ -40,7 +39,6 @@ _EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|(choice))
 _MESSAGE_KEYS = ("role", "parts", "tool.name", "message")
 _ROLE = re.compile(r'"role"\s*:\s*"(\w{1,20})"')
 _BETWEEN = re.compile(r"[\s,]*")
-_DECODER = json.JSONDecoder(strict=False)
 
 Said = tuple[list[Piece], list[Piece]]
 """What a span was told, and what it answered."""
@@ -180,7 +178,7 @@ def _decode(value: object) -> Any:
     if not _is_json(value):
         return value
     try:
-        return json.loads(str(value), strict=False)
+        return DECODER.decode(str(value))
     except (ValueError, RecursionError):
         return value
 
@@ -195,7 +193,7 @@ def _salvage(text: str) -> tuple[list[Any], str]:
         if text[position : position + 1] in ("]", ""):
             return rows, ""
         try:
-            row, position = _DECODER.raw_decode(text, position)
+            row, position = DECODER.raw_decode(text, position)
         except (ValueError, RecursionError):
             return rows, text[position:]
         rows.append(row)

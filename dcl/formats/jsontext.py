@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from dcl.errors import TraceError
+from dcl.trajectory import DECODER
 
 Document = tuple[str, Any]
 """Place and JSON value."""
@@ -18,9 +19,14 @@ Line = tuple[int, bytes]
 _SPACE = re.compile(r"\s*")
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00": "UTF-32"}
 
-# Not strict: logs hold raw control characters inside strings. NaN is no JSON value and would
-# break round trips, so it reads as null.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
+
+def too_deep(place: str) -> TraceError:
+    """The error for JSON that is nested deeper than Python can follow.
+
+    Args:
+        place: Where it stands.
+    """
+    return TraceError(place, "expected JSON of a usual depth, got deeper nesting")
 
 
 def split(stream: IO[bytes], place: str, *, by_line: bool) -> Iterator[Document | TraceError]:
@@ -84,8 +90,10 @@ def _is_whole(line: bytes) -> bool:
     """Whether a line holds whole JSON objects or lists, and nothing that goes on below."""
     try:
         text = line.decode("utf-8", "surrogatepass").strip()
-        value, end = _DECODER.raw_decode(text)
-    except (ValueError, RecursionError):
+        value, end = DECODER.raw_decode(text)
+    except RecursionError:
+        return True  # a layout over lines puts no such depth on one
+    except ValueError:
         return False
     return isinstance(value, (dict, list)) and text[end:].lstrip()[:1] in ("", "{", "[")
 
@@ -118,7 +126,7 @@ def _decode_all(
         text = data.rstrip().decode("utf-8", "surrogatepass")
         while (start := _skip(text, start)) < len(text):
             at = line + text.count("\n", 0, start)
-            value, end = _DECODER.raw_decode(text, start)
+            value, end = DECODER.raw_decode(text, start)
             yield (place if alone and start == _skip(text, 0) else f"{place}:{at}"), value
             start = end
     except UnicodeDecodeError as error:
@@ -131,8 +139,10 @@ def _decode_all(
             f"expected JSON, got text that is none ({error.msg} at column {error.colno}); "
             "it may be cut off",
         )
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         yield TraceError(f"{place}:{line}", f"expected JSON of a usual size, got more: {error}")
+    except RecursionError:
+        yield too_deep(f"{place}:{line}")
 
 
 def _skip(text: str, start: int) -> int:

@@ -41,11 +41,16 @@ def leftover(row: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in taken}
 
 
-def turn_fields(rows: Sequence[Any], known: Iterable[str]) -> dict[str, Any]:
-    """Metadata that keeps the leftover fields of turns, by position; empty if there are none."""
+def turn_fields(rows: Iterable[tuple[int, Any]], known: Iterable[str]) -> dict[str, Any]:
+    """Metadata that keeps the leftover fields of turns; empty if there are none.
+
+    Args:
+        rows: 0-based position of a turn, and the row of the log that it was read from.
+        known: Fields that have a place of their own.
+    """
     taken = set(known)
     kept: dict[str, Any] = {}
-    for position, row in enumerate(rows):
+    for position, row in rows:
         fields = {k: v for k, v in leftover(row, taken).items() if v is not None}
         if fields:
             kept[str(position)] = fields

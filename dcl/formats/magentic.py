@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dcl.errors import TraceError
-from dcl.formats.labels import leftover, read_id, turn_fields
+from dcl.formats.conversation import read_conversation
 from dcl.formats.messages import call_piece, text_of
 from dcl.formats.roles import kind_of, read_row
-from dcl.formats.source import stem
-from dcl.trajectory import (
-    Example,
-    Trajectory,
-    Turn,
-    TurnKind,
-    expect_list,
-    expect_object,
-    expect_str,
-)
+from dcl.trajectory import Example, Turn, TurnKind, expect_str
 
 _CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _ROW_KEYS = ("role", "name", "content")
@@ -57,26 +48,14 @@ def parse(document: object, place: str) -> list[Example]:
     Raises:
         TraceError: If a row has no speaker or no content; the message names its path.
     """
-    row: dict[str, Any] = (
-        {"messages": document} if isinstance(document, list) else dict(expect_object(document, ""))
+    return read_conversation(
+        document,
+        place,
+        _turns,
+        known=(*_ROW_KEYS, *_EVENT_KEYS),
+        asks=lambda turn: turn.agent.lower() in ("user", "human"),
+        origin="magentic",
     )
-    rows = expect_list(row, "messages", "")
-    path = "" if isinstance(document, list) else "messages"
-    turns = [
-        turn
-        for i, entry in enumerate(rows)
-        for turn in _turns(expect_object(entry, f"{path}[{i}]"), f"{path}[{i}]")
-    ]
-    if not turns:
-        raise TraceError(path, "expected at least one message, got none")
-    trajectory = Trajectory(
-        id=read_id(row, "id", stem(place)),
-        task=expect_str(row, "task", "", default=_task(turns)),
-        turns=tuple(turns),
-        metadata=leftover(row, ("id", "task", "messages"))
-        | turn_fields(rows, (*_ROW_KEYS, *_EVENT_KEYS)),
-    )
-    return [Example(trajectory=trajectory, origin="magentic")]
 
 
 def _is_event(row: Mapping[str, Any]) -> bool:
@@ -88,11 +67,6 @@ def _is_spoken(row: Mapping[str, Any]) -> bool:
     """Whether the role of a row is the name of a speaker."""
     role = row.get("role")
     return isinstance(role, str) and "content" in row and role.lower() not in _CHAT_ROLES
-
-
-def _task(turns: Sequence[Turn]) -> str:
-    """What the user said first."""
-    return next((t.content for t in turns if t.agent.lower() in ("user", "human")), "")
 
 
 def _turns(row: Mapping[str, Any], place: str) -> list[Turn]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dcl.errors import TraceError
 from dcl.formats.dialogue import Dialogue
+from dcl.formats.jsontext import too_deep
 from dcl.formats.labels import leftover
 from dcl.formats.source import stem
 from dcl.formats.spans import Event, Span, is_export, read_records, read_spans
@@ -38,11 +39,17 @@ def parse(document: object, place: str) -> list[Example]:
         place: Where it stands; gives the id of spans that name no trace.
 
     Raises:
-        TraceError: If the spans are not nested as the format has it, or none says anything.
+        TraceError: If the spans are not nested as the format has it, none says anything, or one
+            of the traces cannot be read.
     """
     batch = Batch(place)
     batch.add(document)
-    return batch.examples()
+    found = []
+    for item in batch.examples():
+        if isinstance(item, TraceError):
+            raise item
+        found.append(item)
+    return found
 
 
 _CONVENTIONS = (
@@ -78,10 +85,11 @@ class Batch:
         if isinstance(document, dict) and not (set(document) & {"context", "spanId", "span_id"}):
             self._extras |= leftover(document, _DATA_KEYS)
 
-    def examples(self) -> list[Example]:
+    def examples(self) -> list[Example | TraceError]:
         """One example for each trace in which anything was said, in order of appearance.
 
-        Other traces, such as those of health checks, are normal in one file and are left out.
+        Other traces, such as those of health checks, are normal in one file and are left out. In
+        place of a trace that cannot be read there is an error.
 
         Raises:
             TraceError: If there are documents, but nothing was said in any of them.
@@ -92,7 +100,7 @@ class Batch:
         for span in self._joined():
             traces.setdefault(span.trace, []).append(span)
         read = (self._example(trace, spans) for trace, spans in traces.items())
-        found = [example for example in read if example is not None]
+        found = [item for item in read if item is not None]
         if not found:
             names = ", ".join(dict.fromkeys(span.name for span in self._spans.values()))
             raise TraceError(
@@ -112,10 +120,13 @@ class Batch:
             for span in self._spans.values()
         ]
 
-    def _example(self, trace: str, spans: Sequence[Span]) -> Example | None:
+    def _example(self, trace: str, spans: Sequence[Span]) -> Example | TraceError | None:
         """The trajectory of one trace; None if nothing was said in it."""
-        tree = SpanTree(spans)
-        turns = Dialogue(tree).turns() or _own_words(tree)
+        try:
+            tree = SpanTree(spans)
+            turns = Dialogue(tree).turns() or _own_words(tree)
+        except RecursionError:
+            return too_deep(f"trace {trace}")
         if not turns:
             return None
         trajectory = Trajectory(

@@ -39,6 +39,9 @@ def files(path: str | Path) -> Iterator[str | TraceError]:
     for file in found:
         if os.path.basename(file).startswith("."):
             yield TraceError(file, "hidden files in a folder are not read; name it to read it")
+        elif os.path.exists(file) and not (os.path.isfile(file) or os.path.isdir(file)):
+            # Opening a pipe that nobody writes to would wait for ever.
+            yield TraceError(file, "pipes and devices in a folder are not read; name it to read it")
         else:
             yield file
 
@@ -99,8 +102,9 @@ def _bare(name: str) -> str:
 def _open(file: str) -> IO[bytes]:
     """The bytes as they lie."""
     if file == "-":
-        # Not closed with the block: standard input belongs to the caller.
-        return io.BufferedReader(_Rest(b"", sys.stdin.buffer))
+        # Not closed with the block: standard input belongs to the caller. Read below its buffer,
+        # whose lock Python wants as it ends, even if a thread still waits for input.
+        return io.BufferedReader(_Rest(b"", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
     return open(file, "rb")
 
 

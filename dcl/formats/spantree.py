@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from dcl.formats.genai import kind_of_span
 from dcl.formats.messages import text_of
 from dcl.formats.spans import Span
+from dcl.trajectory import DECODER
 
 _OWN_KEYS = ("gen_ai.agent.name", "agent.name")
 _FRAMEWORK_KEYS = (
@@ -25,32 +26,46 @@ _FRAMEWORK_KEYS = (
 class SpanTree:
     """Spans of one trace with their parents; broken links and loops are cut.
 
+    Every question takes the same time however deep the spans are nested.
+
     Args:
         spans: In file order.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = spans
-        self._by_id = {span.id: span for span in spans}
         self._position = {span.id: i for i, span in enumerate(spans)}
-        self.roots = [span for span in spans if span.parent not in self._by_id]
-        self._paths = {span.id: tuple(self._climb(span)) for span in spans}
+        self._parents: dict[str, Span | None] = {}
+        self.downward = self._link()
+        """The spans, parents before their children."""
+        self.roots = [span for span in spans if self._parents[span.id] is None]
+        self._starts: dict[str, tuple[int, int]] = {}  # time, depth
+        self._names: dict[str, tuple[str, str]] = {}  # by agent, by framework
+        for span in self.downward:
+            above = self._parents[span.id]
+            time, depth = (span.start, -1) if above is None else self._starts[above.id]
+            agent, framework = ("", "") if above is None else self._names[above.id]
+            self._starts[span.id] = max(span.start, time), depth + 1
+            self._names[span.id] = _label(span) or agent, _framework(span) or framework
+        self._extents = self._measure()
         agents = {_label(span) for span in spans} - {""}
         self._only_agent = agents.pop() if len(agents) == 1 else ""
 
-    def ancestors(self, span: Span) -> tuple[Span, ...]:
-        """The spans above, nearest first."""
-        return self._paths[span.id]
+    def above(self, span: Span) -> Span | None:
+        """The parent; None for a root."""
+        return self._parents[span.id]
+
+    def extent(self, span: Span) -> tuple[int, int]:
+        """Place of a span and of the last one below it, if all are counted depth first."""
+        return self._extents[span.id]
 
     def start(self, span: Span) -> tuple[int, int, int]:
         """Sort key: time, depth, file order. No span starts before its parents do."""
-        above = self.ancestors(span)
-        time = max(entry.start for entry in (span, *above))
-        return time, len(above), self._position[span.id]
+        return *self._starts[span.id], self._position[span.id]
 
     def start_by_depth(self, span: Span) -> tuple[int, int]:
         """Sort key: depth, time."""
-        time, depth, _ = self.start(span)
+        time, depth = self._starts[span.id]
         return depth, time
 
     def owner(self, span: Span) -> str:
@@ -60,25 +75,48 @@ class SpanTree:
         agent; the only agent of the trace, as parents are often missing; the caller; keys of
         frameworks; the service.
         """
-        line = (span, *self.ancestors(span))
-        named = next(filter(None, (_label(entry) for entry in line)), "")
+        named, framework = self._names[span.id]
         return (
             named
             or self._only_agent
             or text_of(span.attributes.get("gen_ai.caller.name")).strip()
-            or next(filter(None, (_framework(entry) for entry in line)), "")
+            or framework
             or _service(span)
             or "agent"
         )
 
-    def _climb(self, span: Span) -> Iterator[Span]:
-        """Parents up to a root, or to the first that was seen before."""
-        seen = {span.id}
-        parent = self._by_id.get(span.parent)
-        while parent is not None and parent.id not in seen:
-            yield parent
-            seen.add(parent.id)
-            parent = self._by_id.get(parent.parent)
+    def _link(self) -> list[Span]:
+        """Find the parents; gives the spans, parents before their children."""
+        by_id = {span.id: span for span in self.spans}
+        downward: list[Span] = []
+        for span in self.spans:
+            path: list[Span] = []
+            node: Span | None = span
+            while node is not None and node.id not in self._parents:
+                path.append(node)
+                above = self._parents[node.id] = by_id.get(node.parent)
+                node = above
+            if any(node is below for below in path):  # a loop
+                self._parents[path[-1].id] = None
+            downward += reversed(path)
+        return downward
+
+    def _measure(self) -> dict[str, tuple[int, int]]:
+        """First and last place of each span and those below it, counted depth first."""
+        sizes = Counter({span.id: 1 for span in self.spans})
+        for span in reversed(self.downward):
+            if (above := self._parents[span.id]) is not None:
+                sizes[above.id] += sizes[span.id]
+        extents: dict[str, tuple[int, int]] = {}
+        free: Counter[str] = Counter()  # next place below each span; that of the roots is ""
+        for span in self.downward:
+            above = self._parents[span.id]
+            holder = "" if above is None else above.id
+            first = free[holder]
+            extents[span.id] = first, first + sizes[span.id] - 1
+            free[holder] += sizes[span.id]
+            free[span.id] = first + 1
+        return extents
 
 
 def own_name(span: Span) -> str:
@@ -103,7 +141,7 @@ def _framework(span: Span) -> str:
     if found:
         return found
     try:
-        metadata = json.loads(text_of(span.attributes.get("metadata")))
+        metadata = DECODER.decode(text_of(span.attributes.get("metadata")))
     except (ValueError, RecursionError):
         return ""
     return text_of(metadata.get("langgraph_node")).strip() if isinstance(metadata, dict) else ""

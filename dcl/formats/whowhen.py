@@ -56,7 +56,7 @@ def parse(document: object, place: str) -> list[Example]:
         turns=turns,
         outcome="failure" if _is_failed(row) else None,
         metadata=leftover(row, _KEYS)
-        | turn_fields(rows, ("content", "role", "name"))
+        | turn_fields(enumerate(rows), ("content", "role", "name"))
         | {"file": stem(place)},
     )
     return [Example(trajectory=trajectory, faults=_faults(row, trajectory), origin="whowhen")]

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -18,6 +18,8 @@ from typing import BinaryIO, TextIO, cast
 from dcl.errors import ConfigError
 from dcl.report import Report
 from dcl.report.record import dump, record
+
+_LEAST_WIDTH = 60  # columns; some terminals and build hosts say 0
 
 
 def visible(text: str, limit: int | None = None) -> str:
@@ -64,14 +66,14 @@ def open_out(path: Path | None) -> Iterator[TextIO]:
     direct = target.exists() and not target.is_file() and not target.is_dir()
     written = target if direct else target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     with ExitStack() as stack:
+        if not direct:
+            stack.callback(_remove, written)
         try:
             if target.is_dir():
                 raise IsADirectoryError(None, "it is a folder, expected a file")
             raw = stack.enter_context(open(written, "wb" if direct else "xb"))
         except OSError as error:
             raise ConfigError(f"--out {path}: cannot write there: {error.strerror}") from None
-        if not direct:
-            stack.callback(written.unlink, missing_ok=True)
         with (
             raw,
             _pack(raw, target.suffix) as packed,
@@ -82,6 +84,12 @@ def open_out(path: Path | None) -> Iterator[TextIO]:
             if target.exists():
                 shutil.copymode(target, written)
             os.replace(written, target)
+
+
+def _remove(file: Path) -> None:
+    """Remove a file if it is there, and its place too."""
+    with suppress(OSError):
+        file.unlink()
 
 
 def _pack(raw: BinaryIO, suffix: str) -> BinaryIO:
@@ -118,6 +126,7 @@ def write_table(reports: Iterable[Report], stream: TextIO, many: bool) -> None:
         markup=False,
         emoji=False,
     )
+    console.width = max(console.width, _LEAST_WIDTH)
     for report in reports:
         console.print(table(report))
 

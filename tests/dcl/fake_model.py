@@ -5,8 +5,8 @@ Run as a script it is `dcl` with this model, for tests that need a process of th
 
 from __future__ import annotations
 
-import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +35,8 @@ def _score(run: Trajectory) -> Logits:
         if turn.content == "WAIT":
             sys.stderr.write("waiting\n")
             sys.stderr.flush()
-            signal.pause()
+            while True:  # not `signal.pause`, which misses a signal that comes just before it
+                time.sleep(0.05)
         for sign, mode in SIGNS.items():
             if sign in turn.content:
                 step[t] = 3

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,15 +34,17 @@ from dcl.errors import ArtifactError, ConfigError
 from dcl.lexical import Lexicon
 from dcl.taxonomy import MODES
 
+FILES = {"encoder.onnx", "tokenizer.json", "head.onnx", "lexicon.npz", CONFIG}
 CALIBRATION = Calibration(pair_threshold=0.25, step_temperature=2.0)
 
 
 def write_model(folder: Path, *, content: str = "weights") -> Path:
-    """A model of two tiny files."""
+    """A model of tiny files."""
 
     def write_files(inside: Path) -> None:
         (inside / "encoder.onnx").write_text(content)
-        (inside / "tokenizer.json").write_bytes(b"")
+        for name in ("tokenizer.json", "head.onnx", "lexicon.npz"):
+            (inside / name).write_bytes(b"")
 
     return write_artifact(
         folder,
@@ -89,7 +93,7 @@ def test_what_is_written_opens(model: Path) -> None:
     assert got.model == {"width": 32}
     assert got.manifest["scores"] == {"pair": 0.5}
     assert got.manifest["format"] == FORMAT
-    assert set(got.manifest["files"]) == {"encoder.onnx", "tokenizer.json", CONFIG}
+    assert set(got.manifest["files"]) == FILES
     assert json.loads((model / CONFIG).read_text())["training"] == {"seed": 1}
     assert json.loads((model / CONFIG).read_text())["labels"] == [mode.value for mode in MODES]
     assert names(model.parent) == {"model"}
@@ -99,7 +103,7 @@ def test_what_is_written_opens(model: Path) -> None:
 def test_an_encoder_alone_is_no_model(tmp_path: Path) -> None:
     folder = write_encoder_folder(tmp_path / "encoder")
     assert open_encoder(folder).window == Window(head=12, tail=4)
-    with pytest.raises(ArtifactError, match=r"config\.json: missing or unknown key"):
+    with pytest.raises(ArtifactError, match=r"expected an entry for lexicon\.npz; fetch"):
         open_artifact(folder)
 
 
@@ -162,18 +166,69 @@ def test_another_version_is_refused(model: Path) -> None:
         {"encoder.onnx": 3},
         {"encoder.onnx": {"bytes": 7}},
         {"encoder.onnx": {"sha256": "", "bytes": ""}},
+        *({name: {"sha256": "", "bytes": 0}} for name in ("x" * 300, "a\0", "../a", "/a", "", ".")),
     ],
 )
 def test_a_manifest_that_vouches_for_nothing_is_refused(model: Path, files: object) -> None:
     edit(model / MANIFEST, lambda row: row.update(files=files))
-    with pytest.raises(ArtifactError, match="files: expected sha256 and bytes of each file"):
+    with pytest.raises(ArtifactError, match="files: expected sha256 and bytes of each file by"):
         open_artifact(model)
 
 
-@pytest.mark.parametrize("name", ["encoder.onnx", "tokenizer.json", CONFIG])
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_a_manifest_must_vouch_for_what_is_run(model: Path, name: str) -> None:
     edit(model / MANIFEST, lambda row: row["files"].pop(name))
     with pytest.raises(ArtifactError, match=f"expected an entry for {name}"):
+        open_artifact(model)
+
+
+def test_weights_may_take_the_place_of_a_head(model: Path) -> None:
+    (model / "head.onnx").rename(model / "model.safetensors")
+    edit(
+        model / MANIFEST,
+        lambda row: row["files"].update({"model.safetensors": row["files"].pop("head.onnx")}),
+    )
+    open_artifact(model)
+
+
+@pytest.mark.parametrize("key", ["head", "tail"])
+@pytest.mark.parametrize("value", [-1, 1.0, True, "3", None, float("nan")])
+def test_a_window_that_cuts_nothing_is_refused(model: Path, key: str, value: object) -> None:
+    edit(model / CONFIG, lambda row: row["window"].update({key: value}))
+    with pytest.raises(ArtifactError, match=rf"config\.json: window\.{key}: expected a whole num"):
+        open_artifact(model)
+    with pytest.raises(ArtifactError, match=rf"config\.json: window\.{key}: expected a whole num"):
+        open_encoder(model)
+
+
+def test_a_window_needs_a_head_but_no_tail() -> None:
+    assert Window(head=1, tail=0).tail == 0
+    with pytest.raises(
+        ConfigError, match=r"window\.head: expected a whole number from 1 on, got 0"
+    ):
+        Window(head=0, tail=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *itertools.product(["pair_temperature"], [0, -1.0, None, "1", True, math.nan, math.inf]),
+        *itertools.product(["agent_threshold"], [-0.1, 1.1, None, "0.5", False, math.nan, "x"]),
+    ],
+)
+def test_a_calibration_that_gives_no_probabilities_is_refused(
+    model: Path, key: str, value: object
+) -> None:
+    edit(model / CONFIG, lambda row: row["calibration"].update({key: value}))
+    with pytest.raises(ArtifactError, match=rf"config\.json: .*{key}"):
+        open_artifact(model)
+
+
+@pytest.mark.parametrize("key", ["window", "calibration", "model"])
+@pytest.mark.parametrize("value", [None, [], 3, "text"])
+def test_a_part_that_is_no_object_is_refused(model: Path, key: str, value: object) -> None:
+    edit(model / CONFIG, lambda row: row.update({key: value}))
+    with pytest.raises(ArtifactError, match=r"config\.json: missing or unknown key"):
         open_artifact(model)
 
 
@@ -219,7 +274,7 @@ def test_no_folder_and_no_manifest_are_told_apart(tmp_path: Path) -> None:
 def test_a_new_model_replaces_the_old_one_whole(model: Path) -> None:
     write_model(model, content="newer")
     assert (model / "encoder.onnx").read_text() == "newer"
-    assert names(model) == {"encoder.onnx", "tokenizer.json", CONFIG, MANIFEST}
+    assert names(model) == {*FILES, MANIFEST}
     assert names(model.parent) == {"model"}
     open_artifact(model)
 
@@ -321,6 +376,15 @@ def test_a_lexicon_that_is_missing_or_of_another_shape_is_refused(tmp_path: Path
     save_lexicon(Lexicon(np.ones(5, np.float32), np.ones((4, len(MODES)), np.float16)), file)
     with pytest.raises(ArtifactError, match=r"got \(5,\) and \(4, 14\); export the model again"):
         load_lexicon(file)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.complex64, "U3", bool])
+def test_a_lexicon_of_no_floats_is_refused(tmp_path: Path, kind: Any) -> None:
+    file, floats = tmp_path / "lexicon.npz", np.ones((2, len(MODES)), np.float16)
+    for idf, table in ((floats[:, 0].astype(kind), floats), (floats[:, 0], floats.astype(kind))):
+        np.savez(file, idf=idf, table=table)
+        with pytest.raises(ArtifactError, match="expected tables of floats, got"):
+            load_lexicon(file)
 
 
 def test_a_lexicon_with_pickled_objects_is_refused(tmp_path: Path) -> None:

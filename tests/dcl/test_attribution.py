@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from dcl.attribution import (
     softmax,
 )
 from dcl.bag import Bag
+from dcl.errors import ConfigError, TraceError
 from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import Fault, Trajectory, Turn, TurnKind
 
@@ -283,19 +285,73 @@ def test_an_attributor_needs_no_more_than_a_bagger_and_a_scorer() -> None:
 def test_batches_keep_the_order_and_bound_the_memory() -> None:
     scorer = CountingScorer()
     attributor = Attributor(bagger(), scorer, Calibration())
-    taken = []
+    taken: list[int] = []
+    given = 0
 
-    def many() -> Any:
-        for i in range(7):
+    def many() -> Iterator[Trajectory]:
+        for i in range(17):
+            assert len(taken) - given < 6
             taken.append(i)
             yield make_run(*[("a", "x")] * (i + 1), id=str(i))
 
-    stream = attributor.batch(many(), batch_size=3)
-    assert next(stream).trajectory_id == "0"
-    assert taken == [0, 1, 2]
-    assert [got.trajectory_id for got in stream] == list("123456")
-    assert scorer.sizes == [3, 3, 1]
+    for got in attributor.batch(many(), batch_size=3):
+        assert got.trajectory_id == str(given)
+        given += 1
+    assert taken == list(range(given)) == list(range(17))
+    assert scorer.sizes == [3, 3, 3, 3, 3, 2]
     assert list(attributor.batch([])) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 6])
+def test_what_the_source_raises_comes_after_the_runs_before_it(count: int) -> None:
+    attributor = Attributor(bagger(), CountingScorer(), Calibration())
+
+    def broken() -> Iterator[Trajectory]:
+        for i in range(count):
+            yield make_run(("a", "x"), id=str(i))
+        raise OSError("the disk is gone")
+
+    stream = attributor.batch(broken(), batch_size=3)
+    assert [next(stream).trajectory_id for _ in range(count)] == [str(i) for i in range(count)]
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        next(stream)
+    assert caught.traceback[-1].name == "broken"
+    assert list(stream) == []
+
+
+def test_what_the_bagger_raises_comes_out_too() -> None:
+    def refuse(run: Trajectory) -> Bag:
+        raise TraceError(run.id, "too long")
+
+    stream = Attributor(refuse, CountingScorer(), Calibration()).batch([make_run(("a", "x"))])
+    with pytest.raises(TraceError, match="run: too long"):
+        next(stream)
+
+
+def test_whoever_stops_does_not_wait_for_a_source_that_is_blocked() -> None:
+    blocked, release = Event(), Event()
+    readers: list[Thread] = []
+
+    def silent() -> Iterator[Trajectory]:
+        yield from (make_run(("a", "x")) for _ in range(4))
+        readers.append(current_thread())
+        blocked.set()
+        release.wait()
+
+    stream = Attributor(bagger(), CountingScorer(), Calibration()).batch(silent(), batch_size=2)
+    for _ in range(4):
+        next(stream)
+    blocked.wait()
+    stream.close()  # type: ignore[attr-defined]
+    assert list(stream) == []
+    release.set()
+    readers[0].join()  # and once the source goes on, the thread ends
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_of_less_than_one_is_refused_at_once(size: int) -> None:
+    with pytest.raises(ConfigError, match=f"batch_size: expected at least 1, got {size}"):
+        Attributor(bagger(), CountingScorer(), Calibration()).batch([], batch_size=size)
 
 
 @pytest.mark.parametrize("order", [[2, 0, 1], [1, 2, 0]])

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import any_text, bagger, light, make_run, make_tokenizer, runs
 
-from dcl.bag import Bag, BagMaker, find_replies
+from dcl.bag import MOST_TURNS, Bag, BagMaker, find_replies
+from dcl.errors import TraceError
 from dcl.features import TEXT_FEATURES
 from dcl.trajectory import Trajectory
 
@@ -146,3 +147,10 @@ def test_names_are_no_patterns() -> None:
 
 def test_the_case_of_a_name_counts() -> None:
     assert replies(("assistant4", ""), ("Assistant4", ""), ("z", "assistant4: no"))[-1] == 0
+
+
+def test_the_longest_run_is_taken_and_the_next_refused() -> None:
+    said = [("a", "x")] * MOST_TURNS
+    assert len(bagger()(make_run(*said)).windows) == MOST_TURNS
+    with pytest.raises(TraceError, match="trace run: expected at most 4000 turns, got 4001; cut"):
+        bagger()(make_run(*said, ("a", "x")))

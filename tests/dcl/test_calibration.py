@@ -154,7 +154,7 @@ def test_levels_are_scored_at_their_own_thresholds() -> None:
 
 def test_nothing_declared_and_nothing_to_find_is_no_score() -> None:
     logits = [make_logits(np.random.default_rng(0), 2, 3)]
-    strict = Calibration(agent_threshold=1.1, mode_threshold=1.1, pair_threshold=1.1)
+    strict = Calibration(agent_threshold=1.0, mode_threshold=1.0, pair_threshold=1.0)
     nothing = [label(np.zeros((2, M), dtype=np.float32))]
     assert score_levels(logits, nothing, strict) == {"agent": 0, "mode": 0, "pair": 0}
 

@@ -17,6 +17,8 @@ from typer.testing import CliRunner, Result
 
 import dcl
 from dcl import cli
+from dcl.artifact import Window, write_artifact
+from dcl.bag import MOST_TURNS
 from dcl.formats import read_examples
 from dcl.trajectory import Example, Fault
 
@@ -204,7 +206,30 @@ def test_wrong_usage_is_2_before_anything_is_read(run: Run, args: list[str], sai
     result = run("attribute", "nowhere.json", *args)
     assert result.exit_code == 2
     assert said in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
     assert "nowhere.json" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "Missing command; see dcl --help"),
+        (["atribute"], "No such command 'atribute'"),
+        (["--nonsense"], "No such option: --nonsense; see dcl --help"),
+        (["attribute"], "Missing argument"),
+        (["attribute", "--top-k"], "--top-k"),
+        (["models"], "Missing command; see dcl models --help"),
+        (["models", "verify", "a", "b"], "see dcl models verify --help"),
+    ],
+)
+def test_wrong_commands_are_one_line_that_leads_to_help(args: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli.app, args, prog_name="dcl")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
     assert result.stdout == ""
 
 
@@ -389,6 +414,52 @@ def test_convert_goes_on_after_a_bad_file(run: Run, folder: Path, tmp_path: Path
     assert [example.trajectory.id for example in read_examples(out)] == ["1", "10"]
 
 
+def test_convert_goes_on_after_a_run_that_is_nested_too_deep(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(row: dict[str, Any]) -> str:
+        if row["id"] == "deep":
+            raise RecursionError
+        return json.dumps(row)
+
+    monkeypatch.setattr(cli, "dump", refuse)
+    log = write_lines(tmp_path / "log.jsonl", row_of("deep", GOOD), row_of("flat", GOOD))
+    result = run("convert", log, "--out", tmp_path / "out.jsonl")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        f"error: {log}: trace deep: expected JSON of a usual depth, got deeper nesting\n"
+    )
+    assert [example.trajectory.id for example in read_examples(tmp_path / "out.jsonl")] == ["flat"]
+
+
+def test_attribute_goes_on_after_a_run_that_is_too_long(run: Run, tmp_path: Path) -> None:
+    turns = [{"agent": "a", "content": "x"}] * (MOST_TURNS + 1)
+    long = json.dumps({"id": "long", "turns": turns})
+    log = write_lines(tmp_path / "log.jsonl", long, row_of("short", GOOD), long)
+    result = run("attribute", log, "--output", "jsonl")
+    assert result.exit_code == 3
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["short"]
+    assert result.stderr.count("\n") == 2
+    assert result.stderr.startswith(
+        f"error: {log}: trace long: expected at most 4000 turns, got 4001; cut the log"
+    )
+
+
+@pytest.mark.parametrize("depth", [50, 400, 700, 800, 900, 950, 100_000])
+def test_convert_survives_any_depth(run: Run, tmp_path: Path, depth: int) -> None:
+    deep = row_of("deep", GOOD)[:-1] + ', "more": ' + "[" * depth + "]" * depth + "}"
+    log = write_lines(tmp_path / "log.jsonl", deep, row_of("flat", GOOD))
+    result = run("convert", log, "--out", tmp_path / "out.jsonl")
+    names = [example.trajectory.id for example in read_examples(tmp_path / "out.jsonl")]
+    assert (result.exit_code, names) in ((0, ["deep", "flat"]), (3, ["flat"]))
+
+
+def test_convert_writes_numbers_that_json_has_not_as_null(run: Run, tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", row_of("a", GOOD)[:-1] + ', "score": 1e999}')
+    result = run("convert", log, "--out", "-")
+    assert (result.exit_code, json.loads(result.stdout)["metadata"]) == (0, {"score": None})
+
+
 def test_convert_without_any_run_leaves_the_file_alone(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("old")
@@ -415,35 +486,52 @@ def test_check_labels_is_silent_without_labels() -> None:
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    import hashlib
+    def write_files(inside: Path) -> None:
+        for name in ("encoder.onnx", "head.onnx", "lexicon.npz", "tokenizer.json"):
+            (inside / name).write_bytes(b"bytes")
 
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "head.onnx").write_bytes(b"graph")
-    listed = {"head.onnx": {"sha256": hashlib.sha256(b"graph").hexdigest(), "bytes": 5}}
-    manifest = {"format": 1, "scores": {"pair": {"f1": 0.5}}, "files": listed}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
+    scores = {"pair": {"f1": 0.5}}
+    return write_artifact(
+        tmp_path / "model", write_files, window=Window(1, 0), notes={"scores": scores}
+    )
 
 
 def test_models_verify_checks_every_file(run: Run, model_folder: Path) -> None:
     result = run("models", "verify", model_folder)
-    assert (result.exit_code, result.stdout) == (0, "ok: head.onnx\n")
-    (model_folder / "head.onnx").write_bytes(b"grave")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"ok: {name}"
+        for name in ("config.json", "encoder.onnx", "head.onnx", "lexicon.npz", "tokenizer.json")
+    ]
+    (model_folder / "head.onnx").write_bytes(b"bites")
     result = run("models", "verify", model_folder)
     assert result.exit_code == 4
-    assert result.stdout.startswith("damaged: head.onnx: expected sha256")
+    assert "damaged: head.onnx: expected sha256" in result.stdout
+
+
+@pytest.mark.parametrize("kept", [(), ("head.onnx",), ("config.json", "encoder.onnx")])
+def test_models_verify_refuses_a_manifest_that_leaves_files_out(
+    run: Run, model_folder: Path, kept: tuple[str, ...]
+) -> None:
+    manifest = json.loads((model_folder / "manifest.json").read_text())
+    manifest["files"] = {name: manifest["files"][name] for name in kept}
+    (model_folder / "manifest.json").write_text(json.dumps(manifest))
+    result = run("models", "verify", model_folder)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.startswith(f"error: {model_folder / 'manifest.json'}: expected an entry")
+    assert result.stderr.count("\n") == 1
 
 
 def test_models_show_prints_scores_and_files(run: Run, model_folder: Path) -> None:
     lines = run("models", "show", model_folder).stdout.splitlines()
     assert lines[:3] == [f"folder: {model_folder}", "format: 1", "scores.pair.f1: 0.5"]
-    assert lines[3].startswith("head.onnx: 5 bytes, sha256 ")
-    assert lines[3].endswith(", ok")
+    assert lines[5].startswith("head.onnx: 5 bytes, sha256 ")
+    assert lines[5].endswith(", ok")
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_models_without_a_folder_is_4(run: Run, tmp_path: Path, command: str) -> None:
+    assert run("models", command, "x" * 300).exit_code == 4
     result = run("models", command, tmp_path / "none")
     assert result.exit_code == 4
     assert result.stderr.count("\n") == 1
@@ -489,6 +577,11 @@ def spawn(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[byte
     return subprocess.run(command, capture_output=True, timeout=120, check=False, **options)
 
 
+def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, **options)
+
+
 def test_the_version_is_printed() -> None:
     done = spawn("--version")
     assert (done.returncode, done.stdout) == (0, f"dcl {dcl.__version__}\n".encode())
@@ -504,6 +597,41 @@ def test_interrupted_is_130_without_a_traceback_or_half_a_file(tmp_path: Path) -
         stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout, stderr) == (130, b"", b"")
     assert list(tmp_path.iterdir()) == [log]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("source", ["-", "fifo"])
+def test_a_signal_ends_the_wait_for_input(tmp_path: Path, name: str, source: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    log = source if source == "-" else str(tmp_path / "fifo")
+    # The line about the missing log says that the next one is about to be read.
+    args = ["attribute", str(tmp_path / "missing"), log, "--out", str(tmp_path / "out")]
+    with start([*FAKE, *args]) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"error: ")
+        process.send_signal(number := signal.Signals[name])
+        assert process.wait(timeout=60) == 128 + number
+        assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+    assert [file.name for file in tmp_path.iterdir()] == ["fifo"]
+
+
+def test_python_ends_well_while_a_thread_waits_for_input() -> None:
+    code = (
+        "import dcl, fake_model\n"
+        "runs = dcl.read_trajectories('-')\n"
+        "print('ready', flush=True)\n"
+        "list(fake_model.load().batch(runs))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    with start(command, cwd=Path(__file__).parent, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == -signal.SIGINT
+        assert process.stderr.read().endswith(b"\nKeyboardInterrupt\n")
 
 
 def test_a_reader_that_goes_away_is_no_error_message(tmp_path: Path) -> None:
@@ -549,6 +677,34 @@ def test_closed_output_still_gives_the_exit_code() -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == b"--fail-on: 1 of 1 traces\n"
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (f"attribute '{EXAMPLE}'", 0),
+        (f"attribute '{EXAMPLE}' --fail-on 0.5 --out {os.devnull}", 1),
+        ("attribute --nonsense", 2),
+        ("attribute missing.json", 3),
+        ("models verify missing", 4),
+    ],
+)
+def test_without_a_place_for_errors_the_exit_code_says_it(
+    redirect: str, args: str, code: int
+) -> None:
+    command = f"exec {' '.join(FAKE)} {args} {redirect}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=120)
+    assert done.returncode == code
+    assert b"error" not in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "60"])
+def test_a_width_of_nothing_still_shows_the_verdict(columns: str) -> None:
+    done = spawn("attribute", EXAMPLE, env=os.environ | {"COLUMNS": columns})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"coder  FM-2.5" in done.stdout
+    assert max(map(len, done.stdout.decode().splitlines())) <= 60
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a place nobody can write")

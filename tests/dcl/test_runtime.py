@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from tiny import WIDTH, bagger, make_run, make_tokenizer, write_encoder, write_encoder_folder
 
-from dcl.artifact import ENCODER, HEAD, LEXICON, TOKENIZER, Window, open_encoder, save_lexicon
+from dcl.artifact import (
+    ENCODER,
+    HEAD,
+    LEXICON,
+    TOKENIZER,
+    WEIGHTS,
+    Window,
+    open_encoder,
+    save_lexicon,
+)
 from dcl.artifact import write_artifact as write
 from dcl.attribution import Calibration, Floats
 from dcl.errors import ArtifactError, ConfigError
@@ -260,7 +270,8 @@ def test_a_scorer_gives_logits_in_the_order_of_the_bags(model: Path) -> None:
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     def write_files(inside: Path) -> None:
         write_encoder(inside / ENCODER)
-        (inside / TOKENIZER).write_text("{}")
+        for name in (TOKENIZER, LEXICON, WEIGHTS):
+            (inside / name).write_text("{}")
 
     folder = write(
         tmp_path / "model",
@@ -271,6 +282,61 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ArtifactError, match=r"head\.onnx: expected an exported model"):
         load(folder)
+
+
+def change(model: Path, folder: Path, change_files: Callable[[Path], object]) -> Path:
+    """A copy of a model with other files, for which its manifest vouches."""
+
+    def write_files(inside: Path) -> None:
+        for name in (ENCODER, HEAD, TOKENIZER, LEXICON):
+            shutil.copyfile(model / name, inside / name)
+        change_files(inside)
+
+    return write(folder, write_files, window=Window(12, 4), calibration=Calibration(), notes={})
+
+
+def swap(folder: Path) -> None:
+    encoder = (folder / ENCODER).read_bytes()
+    (folder / ENCODER).write_bytes((folder / HEAD).read_bytes())
+    (folder / HEAD).write_bytes(encoder)
+
+
+def cut_lexicon(folder: Path) -> None:
+    whole = make_lexicon()
+    save_lexicon(Lexicon(whole.idf[:-1], whole.table[:-1]), folder / LEXICON)
+
+
+def lose_marks(folder: Path) -> None:
+    text = (folder / TOKENIZER).read_text()
+    (folder / TOKENIZER).write_text(text.replace("[CLS]", "[cls]"))
+
+
+@pytest.mark.parametrize(
+    ("change_files", "message"),
+    [
+        (swap, r"encoder\.onnx: expected a graph from ids and mask"),
+        (
+            lambda folder: shutil.copyfile(folder / ENCODER, folder / HEAD),
+            r"head\.onnx: expected the head of an attribution model, got a graph from input_ids",
+        ),
+        (
+            lambda folder: write_encoder(folder / ENCODER, width=WIDTH + 1),
+            r"head\.onnx: vectors: expected a width of 9, got 8; encoder, head and",
+        ),
+        (cut_lexicon, r"lexicon\.npz: expected \d+ rows for the vocabulary of tokenizer\.json"),
+        (lose_marks, r"tokenizer\.json: expected the tokens \[CLS\] and \[SEP\]"),
+    ],
+)
+def test_parts_that_do_not_fit_one_another_are_refused(
+    model: Path, tmp_path: Path, change_files: Callable[[Path], object], message: str
+) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        load(change(model, tmp_path / "model", change_files))
+
+
+def test_a_graph_that_breaks_as_it_runs_is_a_damaged_model(graph: Path) -> None:
+    with pytest.raises(ArtifactError, match="the model does not run: "):
+        Encoder(graph)([window(10_000)])
 
 
 def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_keeps_id_task_and_unknown_fields() -> None:
     document = {"id": 7, "messages": [*CHAT, {"role": "user", "content": "x", "weight": 1}], "m": 2}
     run = chat.parse(document, "x.json")[0].trajectory
     assert (run.id, run.task) == ("7", "Look\n[image]")
-    assert run.metadata == {"m": 2, "turn_fields": {"5": {"weight": 1}}}
+    assert run.metadata == {"m": 2, "turn_fields": {"6": {"weight": 1}}}
     assert chat.parse(CHAT, "a/b.jsonl.gz:3")[0].trajectory.id == "b:3"
 
 

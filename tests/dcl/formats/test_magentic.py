@@ -63,7 +63,20 @@ def test_reads_agentchat_messages() -> None:
         ("writer", TurnKind.FINAL, "TERMINATE"),
     ]
     assert run.metadata["stop_reason"] == "done"
-    assert run.metadata["turn_fields"] == {"5": {"target": "writer"}}
+    assert run.metadata["turn_fields"] == {"4": {"target": "writer"}}
+    assert run.turns[4].content == "To writer."
+
+
+def test_fields_stay_with_the_first_turn_of_their_message() -> None:
+    calls = [{"id": str(i), "name": "f", "arguments": "{}"} for i in range(2)]
+    rows = [
+        {"source": "a", "type": "UserInputRequestedEvent", "content": "", "lost": 1},
+        {"source": "a", "type": "ToolCallRequestEvent", "content": calls, "cost": 2},
+        {"source": "b", "type": "TextMessage", "content": "x", "cost": 3},
+    ]
+    run = magentic.parse(rows, "x.json")[0].trajectory
+    assert [turn.agent for turn in run.turns] == ["a", "a", "b"]
+    assert run.metadata["turn_fields"] == {"0": {"cost": 2}, "2": {"cost": 3}}
 
 
 def test_names_the_path_of_what_is_wrong() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from dcl.errors import TraceError
-from dcl.formats import detect, otlp, read_examples, scan
+from dcl.formats import detect, otlp, read_examples, scan, spantree
+from dcl.formats.spans import Span, read_spans
+from dcl.formats.spantree import own_name
 from dcl.trajectory import Example, TurnKind
 
 Attributes = dict[str, Any]
@@ -70,6 +73,7 @@ def read(*documents: Any) -> list[tuple[str, str, str]]:
         assert detect(document) == "otlp"
         batch.add(document)
     (example,) = batch.examples()
+    assert isinstance(example, Example)
     return [(turn.agent, turn.kind.value, turn.content) for turn in example.trajectory.turns]
 
 
@@ -525,3 +529,56 @@ def test_attributes_of_the_conventions_are_no_text(tmp_path: Path) -> None:
     (item,) = scan(path)
     assert isinstance(item, TraceError)
     assert "was content capture switched off?" in str(item)
+
+
+def test_a_trace_that_is_nested_too_deep_costs_only_itself() -> None:
+    bad, good = "ba" * 16, "ab" * 16
+    deep: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    spans = [span(1, None, "chat", {}, trace=bad), span(2, None, "chat", said(), trace=good)]
+    spans[0]["attributes"] = [{"key": "output.value", "value": deep}]
+    batch = otlp.Batch("x.json")
+    batch.add(export(*spans))
+    first, second = batch.examples()
+    assert isinstance(first, TraceError)
+    assert str(first) == f"trace {bad}: expected JSON of a usual depth, got deeper nesting"
+    assert isinstance(second, Example)
+    with pytest.raises(TraceError, match="deeper nesting"):
+        otlp.parse(export(*spans), "x.json")
+
+
+def test_numbers_inside_texts_are_finite_or_null() -> None:
+    messages = '[{"role": "assistant", "parts": [{"type": "tool_call", "name": "f", "arguments": '
+    messages += '{"a": 1e999, "b": NaN, "c": -Infinity, "d": 1.5}}]}]'
+    rows = [span(1, None, "chat", {"gen_ai.output.messages": messages})]
+    assert read(export(*rows)) == [
+        ("agent", "tool_call", 'f({"a": null, "b": null, "c": null, "d": 1.5})')
+    ]
+
+
+def test_a_chain_of_thousands_of_spans_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = Counter[str]()
+
+    def count(span: Span) -> str:
+        looked[span.id] += 1
+        return own_name(span)
+
+    monkeypatch.setattr(spantree, "own_name", count)
+    failed = {"status": {"code": 2, "message": "boom"}}
+    rows = [span(1, None, "invoke_agent a", {"gen_ai.agent.name": "a"}, **failed)]
+    rows += [span(i, i - 1, "step", {"metadata": "{}"}, **failed) for i in range(2, 5000)]
+    rows.append(span(5000, 4999, "chat", said(), end=9000, **failed))
+    turns = read(export(*rows[::-1]))
+    assert {agent for agent, kind, _ in turns if kind == "message"} == {"a"}
+    assert sum("error: boom" in content for _, _, content in turns) == 1
+    assert max(looked.values()) < 5
+
+
+def test_spans_in_a_loop_are_cut_once() -> None:
+    rows = [span(i, i % 3 + 1, "chat", said(), start=i) for i in (1, 2, 3)]
+    tree = spantree.SpanTree(list(read_spans(export(*rows))))
+    assert [span.start for span in tree.downward] == [3, 2, 1]
+    assert [span.start for span in tree.roots] == [3]
+    assert [tree.extent(span) for span in tree.downward] == [(0, 2), (1, 2), (2, 2)]
+    assert [tree.start(span) for span in tree.downward] == [(3, 0, 2), (3, 1, 1), (3, 2, 0)]

@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from dcl.errors import ConfigError, FormatError, TraceError
 from dcl.formats import FORMATS, detect, read_examples, read_trajectories, scan
 from dcl.formats.source import natural, stem
-from dcl.trajectory import Example
+from dcl.trajectory import Example, Trajectory
 
 
 def row(name: str = "a", content: str = "hello") -> dict[str, Any]:
@@ -169,9 +170,47 @@ def test_odd_characters_survive(tmp_path: Path) -> None:
     assert run.turns[0].content == "a\x00b\u2028c"
 
 
-def test_numbers_that_are_no_json_read_as_null(tmp_path: Path) -> None:
-    text = json.dumps(row() | {"metadata": {"score": float("nan")}})
-    assert next(read_trajectories(write(tmp_path, "x.json", text))).metadata == {"score": None}
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_numbers_that_are_no_json_read_as_null(tmp_path: Path, number: str) -> None:
+    text = json.dumps(row() | {"metadata": {"score": "@", "rest": 1e308}}).replace('"@"', number)
+    run = next(read_trajectories(write(tmp_path, "x.json", text)))
+    assert run.metadata == {"score": None, "rest": 1e308}
+    assert Trajectory.from_json(text) == run
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_line_that_is_nested_too_deep_costs_only_itself(tmp_path: Path, position: int) -> None:
+    lines = LINES.splitlines()
+    lines[position] = '{"id": "deep", "turns": ' + "[" * 200_000 + "]" * 200_000 + "}"
+    for count in (2, 3):
+        kept = lines[:count] if position < count else lines[-count:]
+        path = write(tmp_path, "x.json", "\n".join(kept))
+        at = kept.index(lines[position])
+        found = outcome(path)
+        assert found.pop(at) == (
+            f"{path}:{at + 1}: expected JSON of a usual depth, got deeper nesting"
+        )
+        assert found == [json.loads(line)["id"] for i, line in enumerate(kept) if i != at]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_a_pipe_in_a_folder_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1.json")
+    (tmp_path / "2.json").symlink_to(os.devnull)
+    write(tmp_path, "3.json", json.dumps(row("c")))
+    for name, message in zip(("1.json", "2.json"), found := outcome(tmp_path), strict=False):
+        assert message == (
+            f"{tmp_path / name}: pipes and devices in a folder are not read; name it to read it"
+        )
+    assert found[2:] == ["c"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit((tmp_path / "pipe").write_text, LINES)
+        assert ids(tmp_path / "pipe") == ["a", "b", "c"]
 
 
 def test_walks_folders_in_natural_order(tmp_path: Path) -> None:
