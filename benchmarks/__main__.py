@@ -1,4 +1,4 @@
-"""`python -m benchmarks evaluate`: the model and all floors on the same labelled runs."""
+"""`python -m benchmarks evaluate | alarms`: the model beside its floors on the same runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.alarms import PROBES, load_runs, rate_alarms
 from benchmarks.evaluate import EvaluateConfig, evaluate
 from benchmarks.runs import Names
-from benchmarks.tables import to_json, to_markdown
+from benchmarks.tables import alarms_to_markdown, to_json, to_markdown
 from dcl.errors import DclError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -108,6 +109,42 @@ def evaluate_command(
     except (DclError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(getattr(error, "exit_code", 2)) from None
+
+
+@app.command("alarms")
+def alarms_command(
+    data: Annotated[
+        list[Path], typer.Option(help="Runs that are known to have failed or not; repeatable.")
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which questions to evaluate on.")] = Split.ALL,
+    detection: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of failed runs that must alarm.")
+    ] = 0.8,
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
+) -> None:
+    """Alarms on runs that went well, where a stated share of failed runs alarms."""
+    from dcl.runtime import load
+
+    try:
+        runs, failed = load_runs(data, split.value)
+        found = load(model).batch(runs)
+        scores = {
+            "dcl": [float(attribution.agent_probs.max()) for attribution in found],
+            **{name: [probe(run) for run in runs] for name, probe in PROBES.items()},
+        }
+    except (DclError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(getattr(error, "exit_code", 2)) from None
+    rows = rate_alarms(scores, failed, detection=detection, resamples=resamples, seed=seed)
+    sound = len(failed) - int(failed.sum())
+    typer.echo(
+        alarms_to_markdown(rows, failed=int(failed.sum()), sound=sound, detection=detection),
+        nl=False,
+    )
 
 
 if __name__ == "__main__":

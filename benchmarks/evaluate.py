@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from benchmarks.metrics import (
 )
 from benchmarks.predictors import RULES, AttributorPredictor, NamePrior, Predictor
 from benchmarks.runs import Names, Part, add_modes, digest_of, load_examples, rename
+from dcl import splits
 from dcl.errors import ArtifactError, ConfigError
 from dcl.splits import Split, group_of, split_of
 from dcl.taxonomy import MODES
@@ -209,7 +211,7 @@ def learn_floors(
     """
     learned: dict[str, Predictor] = {}
     learners = [name for name in wanted if name in LEARNED]
-    kept = None if cache is None else cache / f"tfidf-{digest_of(train)[:16]}.npz"
+    kept = None if cache is None else cache / f"tfidf-{_recipe()}-{digest_of(train)[:16]}.npz"
     if "tfidf" in learners and kept is not None and kept.is_file():
         from benchmarks.tfidf import TfIdf
 
@@ -224,6 +226,12 @@ def learn_floors(
     if "tfidf" in learners and "tfidf" not in learned:
         learned["tfidf"] = _learn_tfidf(by_split["train"], by_split["valid"], kept, single=single)
     return learned
+
+
+def _recipe() -> str:
+    """Eight digits that change with the code that fits the word floor."""
+    sources = (Path(__file__).with_name("tfidf.py"), Path(splits.__file__))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
 
 
 def _learn_tfidf(

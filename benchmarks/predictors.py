@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from benchmarks.metrics import Prediction
 from dcl.attribution import Attribution, Attributor
+from dcl.calibration import best_threshold
 from dcl.errors import ConfigError
+from dcl.targets import make_targets
 from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import Example, Trajectory, Turn, TurnKind
 
@@ -200,54 +202,21 @@ def fit_cuts(beliefs: Sequence[Beliefs], examples: Sequence[Example]) -> Cuts:
     """
     if not examples:
         raise ConfigError("--train: expected records of validation questions, found none")
-    targets = [target_of(example) for example in examples]
-    lost = [_unseen(example) for example in examples]
-    modes = [{f.mode for f in example.faults or ()} for example in examples]
-    agent, _ = _best_cut(
-        [b.agent for b in beliefs],
-        [t.max(axis=1) for t in targets],
-        sum(len({agent for agent, _ in pairs}) for pairs in lost),
-    )
-    mode, _ = _best_cut(
-        [b.mode for b in beliefs], [np.array([m in own for m in MODES]) for own in modes], 0
-    )
-    pair, pair_f1 = _best_cut([b.pair for b in beliefs], targets, sum(len(pairs) for pairs in lost))
-    return Cuts(agent, mode, pair, pair_f1)
-
-
-def target_of(example: Example) -> Floats:
-    """Labels of the agents that speak, `(A, M)`, 0 or 1."""
-    agents = example.trajectory.agents
-    target = np.zeros((len(agents), len(MODES)))
-    for fault in example.faults or ():
-        if fault.mode is not None and fault.agent in agents:
-            target[agents.index(fault.agent), fault.mode.index] = 1.0
-    return target
-
-
-def _unseen(example: Example) -> set[tuple[str, ErrorMode | None]]:
-    """Labels of agents who never speak."""
-    spoken = example.trajectory.agents
-    return {(f.agent, f.mode) for f in example.faults or () if f.agent not in spoken}
+    targets = [make_targets(example, 0.0) for example in examples]
+    found = {
+        level: best_threshold(
+            np.concatenate([np.ravel(getattr(one, level)) for one in beliefs]),
+            np.concatenate([np.ravel(getattr(one, level)) for one in targets]),
+            missed=sum(getattr(one, lost) for one in targets) if lost else 0,
+        )
+        for level, lost in (("agent", "lost_agents"), ("mode", ""), ("pair", "lost_pairs"))
+    }
+    return Cuts(found["agent"][0], found["mode"][0], *found["pair"])
 
 
 def _reach(scores: Floats, cut: float) -> NDArray[np.intp]:
     """Indices of the scores from a threshold on, `(found, axes)`."""
     return np.argwhere(scores >= cut)
-
-
-def _best_cut(
-    scores: Iterable[Floats], labels: Iterable[Floats], missed: int
-) -> tuple[float, float]:
-    """The score from which on to declare for the best micro-F1, and that F1; ties stay together."""
-    score = np.concatenate([np.ravel(s) for s in scores])
-    label = np.concatenate([np.ravel(t) for t in labels]).astype(np.float64)
-    order = np.argsort(-score, kind="stable")
-    score, hits = score[order], np.cumsum(label[order])
-    f1 = 2 * hits / (np.arange(1, len(order) + 1) + label.sum() + missed)
-    last = np.append(score[1:] < score[:-1], True)  # the last of each run of equal scores
-    best = int(np.argmax(np.where(last, f1, -1.0)))
-    return float(score[best]), float(f1[best])
 
 
 class NamePrior:
@@ -271,7 +240,7 @@ class NamePrior:
         modes: Counter[tuple[str, int]] = Counter()
         for example in train:
             spoke.update(example.trajectory.agents)
-            target = target_of(example)
+            target = make_targets(example, 0.0).pair
             for agent, row in zip(example.trajectory.agents, target, strict=True):
                 failed[agent] += bool(row.any())
                 modes.update((agent, int(m)) for m in np.flatnonzero(row))

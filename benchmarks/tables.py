@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.alarms import AlarmRow
 from benchmarks.evaluate import Report, Row
 from benchmarks.metrics import Interval
 
@@ -73,6 +74,23 @@ def to_json(report: Report) -> dict[str, Any]:
         },
         "skipped": report.skipped,
     }
+
+
+def alarms_to_markdown(
+    rows: Sequence[AlarmRow], *, failed: int, sound: int, detection: float
+) -> str:
+    """What `benchmarks.alarms` found as a table, in percent with 95 % intervals.
+
+    Args:
+        rows: One a score.
+        failed: Number of failed runs.
+        sound: Number of runs that went well.
+        detection: Share of failed runs that alarm, 0 to 1.
+    """
+    head = ["score", "AUROC", f"alarms on sound runs at {detection:.0%} of failures found"]
+    body = [[row.name, _cell(row.auroc), _cell(row.alarms)] for row in rows]
+    lines = [f"Runs: {failed} failed, {sound} went well.", "", *_lines(head, body)]
+    return "\n".join(lines) + "\n"
 
 
 def _plain(scores: dict[str, Interval]) -> dict[str, dict[str, Any]]:

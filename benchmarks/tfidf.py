@@ -5,6 +5,7 @@ Letters: `N` documents (one an agent of a run), `V` hashed n-grams, `A` agents, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -16,7 +17,8 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.metrics import Prediction
-from benchmarks.predictors import Beliefs, Cuts, fit_cuts, target_of
+from benchmarks.predictors import Beliefs, Cuts, fit_cuts
+from dcl.targets import make_targets
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example, Trajectory
 
@@ -79,7 +81,7 @@ class TfIdf:
         counts = _count([text for e in train for text in _documents(e.trajectory)])
         idf = _fit_idf(counts)
         vectors = _weigh(counts, idf)
-        targets = np.concatenate([target_of(example) for example in train])
+        targets = np.concatenate([make_targets(example, 0.0).pair for example in train])
         held_out = [_weigh(_count(_documents(e.trajectory)), idf) for e in valid]
         best: tuple[Floats, Cuts] | None = None
         for strength in strengths:
@@ -97,9 +99,11 @@ class TfIdf:
         return cls(idf, *best, single=single)
 
     def save(self, file: Path) -> None:
-        """Write the fitted floor as plain arrays."""
-        with file.open("wb") as stream:
+        """Write the fitted floor as plain arrays, whole or not at all."""
+        part = file.with_name(f"{file.name}.{os.getpid()}.part")
+        with part.open("wb") as stream:
             np.savez(stream, idf=self._idf, table=self._table, cuts=astuple(self._cuts))
+        os.replace(part, file)
 
     @classmethod
     def load(cls, file: Path, *, single: bool = False) -> TfIdf:

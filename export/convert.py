@@ -7,6 +7,7 @@ checked is the graph as onnxruntime runs it, against torch, on shapes from one t
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +57,9 @@ SHAPES = (
     (1, 2000, 8),
 )
 """Bags, turns and agents of the random batches that torch and onnxruntime must agree on."""
+
+LARGE = 1024
+"""Numbers in a weight from which on it is stored in half precision."""
 
 AXES = {
     "vectors": ("B", "T", ""),
@@ -134,7 +138,7 @@ def convert(
 
 
 def open_trained(trained: Path) -> tuple[Artifact, Model, Mapping[str, Any]]:
-    """A trained model, its network, and the configuration it was trained with.
+    """A trained model, its network in half precision, and the configuration of its training.
 
     Raises:
         ArtifactError: If it is missing, damaged, or holds no weights for torch.
@@ -144,7 +148,11 @@ def open_trained(trained: Path) -> tuple[Artifact, Model, Mapping[str, Any]]:
         if name not in artifact.manifest["files"]:
             raise ArtifactError(f"{trained}: expected {name}; give a folder that `dcl train` wrote")
     training = json.loads((trained / CONFIG).read_bytes())["training"]
-    return artifact, load_model(artifact), training
+    model = load_model(artifact)
+    # Rounded here and not in the graph alone, so that the gate compares the same numbers.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()
+    return artifact, model, training
 
 
 class Head(nn.Module):
@@ -175,6 +183,8 @@ class Head(nn.Module):
 def export_head(model: Model, file: Path) -> None:
     """Write the attribution network as a graph that takes any number of bags, turns and agents.
 
+    Large weights are stored in half precision, which halves the file; all is computed in single.
+
     Args:
         model: The network, in evaluation mode.
         file: Where.
@@ -182,7 +192,29 @@ def export_head(model: Model, file: Path) -> None:
     example = draw_bags(model, 2, 5, 3, seed=0)._asdict()
     inputs = {name: (example[name], axes) for name, axes in AXES.items()}
     to_onnx(Head(model).eval(), inputs, OUTPUTS).save(file)
+    graph = onnx.load(str(file))
+    store_half(graph)
+    onnx.save(graph, file)
     onnx.checker.check_model(str(file), full_check=True)
+
+
+def store_half(model: onnx.ModelProto) -> None:
+    """Store large weights in half precision behind a cast that is folded as the graph is loaded.
+
+    Args:
+        model: Changed in place; weights that half precision does not hold exactly lose digits.
+    """
+    casts = []
+    for weight in model.graph.initializer:
+        if weight.data_type == onnx.TensorProto.FLOAT and math.prod(weight.dims) >= LARGE:
+            name = weight.name
+            half = onnx.numpy_helper.to_array(weight).astype(np.float16)
+            weight.CopyFrom(onnx.numpy_helper.from_array(half, f"{name}_half"))
+            casts.append(
+                onnx.helper.make_node("Cast", [weight.name], [name], to=onnx.TensorProto.FLOAT)
+            )
+    for i, cast in enumerate(casts):
+        model.graph.node.insert(i, cast)
 
 
 def check_head(model: Model, file: Path, *, tolerance: float) -> dict[str, Any]:

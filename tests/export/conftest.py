@@ -57,7 +57,8 @@ def make_model() -> Callable[[ModelConfig], Model]:
         model = Model(config)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
+                moved = parameter + 0.1 * torch.randn_like(parameter)
+                parameter.copy_(moved.half())  # as graphs hold it
         for network in model:
             network.feature_mean.uniform_(-1, 1)
             network.feature_scale.uniform_(0.5, 2)
