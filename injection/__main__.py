@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,9 @@ def run(
     config: Annotated[Path, typer.Option(help="YAML with the options of a run.")],
     out: Annotated[Path | None, typer.Option(help="Replaces the folder in the file.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Replaces workers.")] = None,
-    tasks_per_file: Annotated[int | None, typer.Option(min=1, help="Replaces tasks_per_file.")] = None,
+    tasks_per_file: Annotated[
+        int | None, typer.Option(min=1, help="Replaces tasks_per_file.")
+    ] = None,
     executor: Annotated[str, typer.Option(help="Where work runs: local.")] = "local",
 ) -> None:
     """Run systems, inject faults, and keep the failures that are proved."""

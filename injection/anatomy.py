@@ -18,7 +18,9 @@ PartKind = Literal["step", "check", "answer", "verdict", "code", "prose"]
 _N = r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?"
 _SUM = re.compile(rf"({_N}\s*[-+*/%^\u00d7\u00f7\u2212]\s*{_N})\s*=\s*({_N})")
 _STEP = re.compile(r"^\W*step\s+\d+[^:]{0,20}:\s*(.+?)\s*=\s*(.+?)\s*\.?\s*$", re.IGNORECASE)
-_CHECK = re.compile(r"\b(?:check|verif|confirm|recomput|re-comput|double-check|test)\w*", re.IGNORECASE)
+_CHECK = re.compile(
+    r"\b(?:check|verif|confirm|recomput|re-comput|double-check|test)\w*", re.IGNORECASE
+)
 _ANSWER = re.compile(
     r"\\boxed\{|####|\banswer\*{0,2}\s*(?:is\b|:|=)|\bresult\s*(?:is|:)", re.IGNORECASE
 )
@@ -121,8 +123,8 @@ def compute(expression: str) -> str | None:
     match = re.fullmatch(rf"\s*({_N})\s*([-+*/%^\u00d7\u00f7\u2212])\s*({_N})\s*", expression)
     if match is None:
         return None
-    left, right = (Fraction(match[i].replace(",", "")) for i in (1, 3))
     try:
+        left, right = (Fraction(match[i].replace(",", "")) for i in (1, 3))
         return show(_apply(left, match[2], right))
     except (ZeroDivisionError, ValueError):
         return None

@@ -27,7 +27,8 @@ _NUMBER = re.compile(
     r"(?:\s?(?:[eE]|(?:\\times|x|\u00d7|\*)\s?10\^)\{?[-+]?\d+\}?)?(?:/\d+(?![\d/.]))?"
 )
 _MARKED = re.compile(
-    r"(?:####|\*{0,2}(?:final\s+)?answer\*{0,2}\s*(?:is\b|:|=)\*{0,2})[ \t]*:?[ \t]*([^\n]*)", re.IGNORECASE
+    r"(?:####|\*{0,2}(?:final\s+)?answer\*{0,2}\s*(?:is\b|:|=)\*{0,2})[ \t]*:?[ \t]*([^\n]*)",
+    re.IGNORECASE,
 )
 _CHOICE = r"(?:option\s+)?[(\[*\"']*([A-J])(?![\w'])"
 

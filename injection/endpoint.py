@@ -234,7 +234,9 @@ class Endpoint:
             text = row["choices"][0]["message"]["content"]
         except (ValueError, KeyError, IndexError, TypeError):
             shown = body[:80].decode("utf-8", "replace")
-            raise self._fail(f"expected JSON with choices[0].message.content, got {shown!r}") from None
+            raise self._fail(
+                f"expected JSON with choices[0].message.content, got {shown!r}"
+            ) from None
         if not isinstance(text, str) or not text.strip():
             raise self._fail("expected text in choices[0].message.content, got none")
         usage = row.get("usage")
@@ -258,7 +260,9 @@ class Endpoint:
             return None
         try:
             row = json.loads(self._file(key).read_text(encoding="utf-8"))
-            reply = Reply(str(row["text"]), int(row["prompt_tokens"]), int(row["completion_tokens"]))
+            reply = Reply(
+                str(row["text"]), int(row["prompt_tokens"]), int(row["completion_tokens"])
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
         self._known[key] = reply
@@ -276,7 +280,9 @@ class Endpoint:
             "prompt_tokens": reply.prompt_tokens,
             "completion_tokens": reply.completion_tokens,
         }
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as part:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=file.parent, delete=False, encoding="utf-8"
+        ) as part:
             json.dump(row, part)
         os.replace(part.name, file)
 

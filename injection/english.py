@@ -11,7 +11,7 @@ import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from injection.anatomy import compute
 from injection.tasks import DATA
@@ -45,6 +45,7 @@ def plan(question: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=1024)
 def solve(question: str) -> Solution | None:
     """Work a question out; None if it is not understood."""
     if "def " in question:

@@ -1,11 +1,11 @@
 """What can go wrong while failures are made, each with the exit code of the command line.
 
-    DclError
-    └── InjectionError            2
-        ├── AttackError           2      an attack that left no trace; never labelled
-        ├── ModelError            3      an endpoint that gave no usable reply
-        ├── BudgetError           5      calls or tokens are used up; the work resumes later
-        └── CheckError            3      an answer that no checker can judge
+DclError
+└── InjectionError            2
+    ├── AttackError           2      an attack that left no trace; never labelled
+    ├── ModelError            3      an endpoint that gave no usable reply
+    ├── BudgetError           5      calls or tokens are used up; the work resumes later
+    └── CheckError            3      an answer that no checker can judge
 """
 
 from __future__ import annotations

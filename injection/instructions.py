@@ -95,11 +95,15 @@ def order_for(mode: ErrorMode, domain: str, others: tuple[str, ...], rng: random
 
 def find_order(text: str) -> ErrorMode | None:
     """The mode whose order a text holds; None if it holds none."""
-    return next((ErrorMode(code) for code, pattern in _PATTERNS if pattern.search(text)), None)
+    match = _PATTERN.search(text)
+    return ErrorMode(_CODES[match.lastindex - 1]) if match and match.lastindex else None
 
 
-_PATTERNS = tuple(
-    (code, re.compile(re.sub(r"\\\{\w+\\\}", r"[^\\n]{1,60}?", re.escape(order))))
-    for code, orders in _ORDERS.items()
-    for order in orders
+_CODES = [code for code, orders in _ORDERS.items() for _ in orders]
+_PATTERN = re.compile(
+    "|".join(
+        "(" + re.sub(r"\\\{\w+\\\}", r"[^\\n]{1,60}?", re.escape(order)) + ")"
+        for orders in _ORDERS.values()
+        for order in orders
+    )
 )

@@ -134,7 +134,11 @@ class Attack:
     def before(self, call: Call) -> Call:
         """The call with an injected prompt, if it is its turn."""
         mode = self.injection.mode
-        if mode is None or self.injection.strategy != "prompt_injection" or not self.injection.hits(call):
+        if (
+            mode is None
+            or self.injection.strategy != "prompt_injection"
+            or not self.injection.hits(call)
+        ):
             return call
         try:
             prompt = self.manipulator.inject(call.prompt, mode, self._scene(call))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 from dcl.errors import ConfigError
 from dcl.taxonomy import MODES, ErrorMode
+from dcl.trajectory import parse_mode
+from injection.anatomy import dissect
 from injection.manipulator import STRATEGIES, Injection, Strategy
-from injection.session import Call
+from injection.session import Brief, Call, Run
 
 Design = Literal["balanced", "sampled"]
 
@@ -32,6 +34,8 @@ class PlanConfig:
     """Plans for each task and system; > 0."""
     max_faults: int = 3
     """Most faults in a plan; > 0."""
+    more_of: tuple[str, ...] = ()
+    """Codes of modes that rarely break a run; each gets a further place in the balanced design."""
     every_share: float = 0.25
     """Share of faults that strike at every call of their agent, 0 to 1."""
     benign: int = 1
@@ -41,6 +45,8 @@ class PlanConfig:
         """Refuse values that cannot work."""
         if self.per_task < 1 or self.max_faults < 1 or self.benign < 0:
             raise ConfigError("plans: expected per_task and max_faults > 0 and benign >= 0")
+        for code in self.more_of:
+            parse_mode(code, "plans.more_of")
         if not 0 <= self.every_share <= 1:
             raise ConfigError(f"plans.every_share: expected 0 to 1, got {self.every_share}")
 
@@ -75,7 +81,7 @@ class Plan:
 
 
 def make_plans(
-    config: PlanConfig, system: str, task: str, calls: Sequence[Call], *, group: int, seed: int
+    config: PlanConfig, system: str, task: str, clean: Run, *, group: int, seed: int
 ) -> list[Plan]:
     """Plans for one system on one task.
 
@@ -83,7 +89,7 @@ def make_plans(
         config: How many and which.
         system: Name of the system.
         task: Name of the task.
-        calls: Calls of the clean run; only what really takes place is attacked.
+        clean: The clean run; only what really takes place is attacked.
         group: Number of the (system, task) pair, so that a design goes on from pair to pair.
         seed: Of everything.
 
@@ -91,38 +97,78 @@ def make_plans(
         Plans without repeats; the same for the same arguments.
     """
     rng = random.Random(f"{seed}:{system}:{task}")
-    drawn = (_design if config.design == "balanced" else _sample)(config, calls, group, rng)
+    drawn = (_design if config.design == "balanced" else _sample)(config, clean, group, seed, rng)
     plans = [Plan(system, task, injections, seed) for injections in drawn]
     for _ in range(config.benign):
-        call = rng.choice(calls)
-        plans.append(
-            Plan(system, task, (Injection(call.agent, None, "response_corruption", call.nth),), seed)
-        )
+        call = rng.choice(clean.calls)
+        fault = Injection(call.agent, None, "response_corruption", call.nth)
+        plans.append(Plan(system, task, (fault,), seed))
     return list({plan.id: plan for plan in plans}.values())
 
 
+def suitability(mode: ErrorMode, call: Call, reply: str) -> int:
+    """How well a mode can show in a call: 0 not at all, 1 maybe, 2 surely.
+
+    Args:
+        mode: The mode.
+        call: A call of the clean run.
+        reply: What it gave.
+    """
+    history = Brief.parse(call.prompt).history
+    if mode is ErrorMode.FM_2_5:
+        return int(any(said.agent != call.agent for said in history))
+    if mode is ErrorMode.FM_2_1:
+        return int(bool(history) or "Step 2" in reply)
+    if mode is ErrorMode.FM_3_2:
+        parts = dissect(reply)
+        checked = {part.expression: part.value for part in parts if part.kind == "check"}
+        corrects = any(
+            part.kind == "step" and checked.get(part.expression, part.value) != part.value
+            for part in parts
+        )
+        return 2 if corrects else int(any(part.kind == "check" for part in parts))
+    return 1
+
+
 def _design(
-    config: PlanConfig, calls: Sequence[Call], group: int, rng: random.Random
+    config: PlanConfig, clean: Run, group: int, seed: int, rng: random.Random
 ) -> Iterator[tuple[Injection, ...]]:
-    """Every cell of mode and strategy in turn; then the next third of the run and length."""
+    """Every cell of mode and strategy in turn; then the next third of the run and length.
+
+    Each lap through the cells has an order of its own, so that no system sees some cells only.
+    """
+    more = tuple(product(map(ErrorMode.parse, config.more_of), STRATEGIES))
+    cells = (*_CELLS, *more)
     for number in range(group * config.per_task, (group + 1) * config.per_task):
-        lap, cell = divmod(number, len(_CELLS))
+        lap, place = divmod(number, len(cells))
+        order = random.Random(f"{seed}:{lap}").sample(range(len(cells)), len(cells))
+        cell = order[place]
         third = (lap + cell) % _THIRDS
         faults = 1 + (lap // _THIRDS + cell) % config.max_faults
-        mode, strategy = _CELLS[cell]
-        start, stop = (len(calls) * (third + i) // _THIRDS for i in range(2))
-        first = rng.choice(calls[start:stop] or calls)
-        yield _fill(config, first, mode, strategy, calls, faults, rng)
+        mode, strategy = cells[cell]
+        yield _fill(config, _choose(clean, mode, third, rng), mode, strategy, clean, faults, rng)
+
+
+def _choose(clean: Run, mode: ErrorMode, third: int, rng: random.Random) -> Call:
+    """A call in a third of the run, or anywhere else if the mode cannot show there."""
+    fit = {
+        call.index: suitability(mode, call, clean.events[clean.event_of(call.index)].content)
+        for call in clean.calls
+    }
+    start, stop = (len(clean.calls) * (third + i) // _THIRDS for i in range(2))
+    best = max(fit.values())
+    inside = [call for call in clean.calls[start:stop] if fit[call.index] == best]
+    return rng.choice(inside or [call for call in clean.calls if fit[call.index] == best])
 
 
 def _sample(
-    config: PlanConfig, calls: Sequence[Call], group: int, rng: random.Random
+    config: PlanConfig, clean: Run, group: int, seed: int, rng: random.Random
 ) -> Iterator[tuple[Injection, ...]]:
     """Everything at random."""
     for _ in range(config.per_task):
         mode, strategy = rng.choice(_CELLS)
         faults = rng.randint(1, config.max_faults)
-        yield _fill(config, rng.choice(calls), mode, strategy, calls, faults, rng)
+        yield _fill(config, rng.choice(clean.calls), mode, strategy, clean, faults, rng)
 
 
 def _fill(
@@ -130,7 +176,7 @@ def _fill(
     first: Call,
     mode: ErrorMode,
     strategy: Strategy,
-    calls: Sequence[Call],
+    clean: Run,
     faults: int,
     rng: random.Random,
 ) -> tuple[Injection, ...]:
@@ -138,7 +184,7 @@ def _fill(
     injections = [_aim(config, first, mode, strategy, rng)]
     while len(injections) < faults:
         taken = {injection.agent for injection in injections}
-        free = [call for call in calls if call.agent not in taken]
+        free = [call for call in clean.calls if call.agent not in taken]
         if not free:
             break
         other_mode, other_strategy = rng.choice(_CELLS)

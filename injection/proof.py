@@ -18,7 +18,9 @@ from injection.plans import Plan
 from injection.session import Call, Cost, Model, Reply, Run, System, run_system
 from injection.tasks import Task
 
-Outcome = Literal["proved", "clean_wrong", "no_attack", "still_right", "resisted", "benign", "benign_broke"]
+Outcome = Literal[
+    "proved", "clean_wrong", "no_attack", "still_right", "resisted", "benign", "benign_broke"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,7 @@ def _is_same(faulty: Attempt, restored: Attempt, which: int) -> bool:
 
 def _describe(attempt: Attempt, removed: tuple[int, ...]) -> Replay:
     """A replay as the record keeps it."""
-    idle = tuple(
-        i for i, fired in enumerate(attempt.firings) if i not in removed and not fired
-    )
+    idle = tuple(i for i, fired in enumerate(attempt.firings) if i not in removed and not fired)
     return Replay(removed, attempt.verdict.right, attempt.verdict.found, idle)
 
 

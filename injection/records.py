@@ -194,7 +194,9 @@ class Store:
             self._refresh()
         return dict(self._done)
 
-    def add(self, id: str, outcome: str, record: Mapping[str, Any] | None = None, **notes: Any) -> bool:
+    def add(
+        self, id: str, outcome: str, record: Mapping[str, Any] | None = None, **notes: Any
+    ) -> bool:
         """Add what became of a plan, unless somebody has already.
 
         Args:

@@ -6,7 +6,7 @@ import hashlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import repeat
 from pathlib import Path
@@ -31,10 +31,12 @@ from injection.tasks import Task, own_tasks, read_tasks
 class ScriptedConfig:
     """Scripted agents."""
 
-    skill: float = 0.7
+    skill: float = 0.6
     """Share of (agent, task) pairs that can be solved without help, 0 to 1."""
-    slip: float = 0.4
+    slip: float = 0.6
     """Share of solutions whose first draft holds a slip, 0 to 1."""
+    care: float = 0.4
+    """Share of (agent, task) pairs where work of others is checked before it is used, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +196,7 @@ def _run_group(config: RunConfig, group: Group, store: Store, done: dict[str, st
         config.plans,
         group.system,
         group.name.partition("/")[2],
-        prover.clean.run.calls,
+        prover.clean.run,
         group=group.number,
         seed=config.seed,
     )
@@ -213,7 +215,9 @@ def _run_group(config: RunConfig, group: Group, store: Store, done: dict[str, st
                 proof, prover.clean, group.task, model=model.name, manipulator=manipulator.name
             )
         faults = [i.to_dict() for i in plan.injections]
-        store.add(plan.id, proof.outcome, record, group=group.name, faults=faults, reason=proof.reason)
+        store.add(
+            plan.id, proof.outcome, record, group=group.name, faults=faults, reason=proof.reason
+        )
     if complete:
         store.add(group.key, "clean_right" if right else "clean_wrong", group=group.name)
 
@@ -227,12 +231,22 @@ def _store(out: str) -> Store:
 @cache
 def _minds(config: RunConfig) -> tuple[Model, Manipulator]:
     """What agents run on, and what rewrites texts, once for a process."""
-    endpoint = Endpoint(config.endpoint) if "endpoint" in (config.agents, config.manipulator) else None
-    scripted = Scripted(config.seed, config.scripted.skill, config.scripted.slip)
+    endpoint = (
+        Endpoint(config.endpoint) if "endpoint" in (config.agents, config.manipulator) else None
+    )
+    scripted = Scripted(config.seed, **asdict(config.scripted))
     model: Model = endpoint if endpoint and config.agents == "endpoint" else scripted
     if endpoint and config.manipulator == "endpoint":
         return model, LlmManipulator(endpoint)
     return model, Rules()
 
 
-__all__ = ["BudgetError", "Group", "RunConfig", "ScriptedConfig", "collect", "list_groups", "spread_local"]
+__all__ = [
+    "BudgetError",
+    "Group",
+    "RunConfig",
+    "ScriptedConfig",
+    "collect",
+    "list_groups",
+    "spread_local",
+]

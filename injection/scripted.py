@@ -17,7 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from injection.anatomy import carry_on, compute, dissect, find_flaw, join, same_value, stated_answer, with_value
+from injection.anatomy import (
+    carry_on,
+    compute,
+    dissect,
+    find_flaw,
+    join,
+    same_value,
+    stated_answer,
+    with_value,
+)
 from injection.checkers import final_answer
 from injection.english import evaluate, fill, plan, solve, towns, write_code
 from injection.errors import AttackError
@@ -37,11 +46,13 @@ class Scripted:
         seed: Of who can do what.
         skill: Share of (agent, task) pairs that can be solved without help, 0 to 1.
         slip: Share of solutions whose first draft holds a slip, 0 to 1.
+        care: Share of (agent, task) pairs where work of others is checked before it is used.
     """
 
     seed: int = 1
-    skill: float = 0.7
-    slip: float = 0.4
+    skill: float = 0.6
+    slip: float = 0.6
+    care: float = 0.4
 
     @property
     def name(self) -> str:
@@ -70,6 +81,11 @@ class Scripted:
     def is_able(self, agent: str, task: str) -> bool:
         """Whether an agent can solve a task without help."""
         return self.draw("able", agent, task) < self.skill
+
+    def find_flaw(self, agent: str, task: str, text: str) -> str:
+        """What a reader finds wrong with work; nothing if it does not look."""
+        careful = self.draw("careful", agent, task) < self.care
+        return find_flaw(text) if careful else ""
 
     def work_out(self, agent: str, task: str) -> str:
         """Worked steps with a check and an answer; empty if the agent cannot solve the task."""
@@ -101,11 +117,16 @@ class Scripted:
 def _solve(model: Scripted, agent: str, brief: Brief) -> str:
     """A solution: one's own, or that of somebody whose steps hold."""
     own = model.work_out(agent, brief.task)
-    peers = _sound(brief.history, agent)
+    peers = _sound(model, agent, brief)
     answers = Counter(_key(said.text) for said in peers)
     leader = max(peers, key=lambda said: answers[_key(said.text)], default=None)
     outvoted = leader is not None and answers[_key(leader.text)] >= 2 and own
-    if outvoted and leader and not _agree(own, leader.text) and model.draw("yield", agent, brief.task) < 0.6:
+    if (
+        outvoted
+        and leader
+        and not _agree(own, leader.text)
+        and model.draw("yield", agent, brief.task) < 0.6
+    ):
         text = _follow(leader)
     elif own:
         text = own
@@ -113,13 +134,19 @@ def _solve(model: Scripted, agent: str, brief: Brief) -> str:
             link = "the same as" if _agree(own, leader.text) else "unlike"
             text = f"I worked it out again, {link} {leader.agent}.\n{own}"
     else:
-        text = _improve(model, agent, brief) or (_follow(leader) if leader else _guess(model, agent, brief.task))
+        text = _improve(model, agent, brief) or (
+            _follow(leader) if leader else _guess(model, agent, brief.task)
+        )
     return text + (_rate(text, brief.history) if "Ratings:" in brief.request else "")
 
 
 def _improve(model: Scripted, agent: str, brief: Brief) -> str:
     """One's own earlier work with what reviewers found put right; empty if they found nothing."""
-    objections = [s for s in brief.history if s.agent != agent and "[Disagree]" in s.text or "Correctness: 0" in s.text]
+    objections = [
+        s
+        for s in brief.history
+        if (s.agent != agent and "[Disagree]" in s.text) or "Correctness: 0" in s.text
+    ]
     if not objections:
         return ""
     given = re.search(r"I get (.+?) instead", objections[-1].text)
@@ -133,7 +160,9 @@ def _improve(model: Scripted, agent: str, brief: Brief) -> str:
     if not fault or not drafts:
         return ""
     parts = dissect(drafts[-1])
-    at = next((i for i, p in enumerate(parts) if p.expression == fault[1] and p.kind == "step"), None)
+    at = next(
+        (i for i, p in enumerate(parts) if p.expression == fault[1] and p.kind == "step"), None
+    )
     if at is None:
         return ""
     parts[at] = with_value(parts[at], fault[2])
@@ -142,11 +171,13 @@ def _improve(model: Scripted, agent: str, brief: Brief) -> str:
 
 def _critique(model: Scripted, agent: str, brief: Brief) -> str:
     """A verdict on the latest work, with a reason."""
-    work = next((s for s in reversed(brief.history) if s.agent != agent and stated_answer(s.text)), None)
+    work = next(
+        (s for s in reversed(brief.history) if s.agent != agent and stated_answer(s.text)), None
+    )
     if work is None:
         return "[Disagree] There is no result to review yet."
     own = model.work_out(agent, brief.task)
-    flaw = find_flaw(work.text)
+    flaw = model.find_flaw(agent, brief.task, work.text)
     if own and not _agree(own, work.text):
         return f"[Disagree] I worked it out as well.\n{_core(own)}{_objection(own)}"
     if own and "```" not in own:
@@ -207,7 +238,13 @@ def _rank(model: Scripted, agent: str, brief: Brief) -> str:
 
 def _recruit(model: Scripted, agent: str, brief: Brief) -> str:
     """Who is needed."""
-    kind = "programmer" if "def " in brief.task else "researcher" if "table" in brief.task else "mathematician"
+    kind = (
+        "programmer"
+        if "def " in brief.task
+        else "researcher"
+        if "table" in brief.task
+        else "mathematician"
+    )
     return (
         f"1. A {kind} who works the task out step by step and states the result.\n"
         f"2. A reviewer who checks every step against the task."
@@ -225,7 +262,11 @@ def _plan(model: Scripted, agent: str, brief: Brief) -> str:
     if "def " in brief.task:
         return "Plan:\n1. Coder: write the function"
     steps = list(plan(brief.task))
-    if not model.is_able(agent, brief.task) and len(steps) > 1 and model.draw("forgets", brief.task) < 0.5:
+    if (
+        not model.is_able(agent, brief.task)
+        and len(steps) > 1
+        and model.draw("forgets", brief.task) < 0.5
+    ):
         del steps[-1]
     lines = [f"{i}. {_worker(step)}: {step}" for i, step in enumerate(steps, start=1)]
     return "Plan:\n" + "\n".join(lines)
@@ -242,7 +283,9 @@ def _ledger(model: Scripted, agent: str, brief: Brief) -> str:
     spoke = brief.history[-1] if brief.history else Said("", "")
     progress = spoke.agent in ("", agent) or bool(stated_answer(spoke.text))
     done = bool(steps) and len(values) >= len(steps)
-    worker, template = steps[min(len(values), len(steps) - 1)] if steps else ("Calculator", "the task")
+    worker, template = (
+        steps[min(len(values), len(steps) - 1)] if steps else ("Calculator", "the task")
+    )
     instruction = f"Work out step {len(values) + 1}: {fill(template, values)}"
     ledger = {
         "is_request_satisfied": done,
@@ -272,7 +315,10 @@ def _work(model: Scripted, agent: str, brief: Brief) -> str:
     if not asked or value is None:
         return "I do not see what exactly I should work out."
     text = model.present(agent, [(asked[2].rstrip(".?"), value)])
-    return text.replace("Step 1:", f"Step {asked[1] or 1}:").replace("step 1", f"step {asked[1] or 1}") + f"Answer: {value}"
+    return (
+        text.replace("Step 1:", f"Step {asked[1] or 1}:").replace("step 1", f"step {asked[1] or 1}")
+        + f"Answer: {value}"
+    )
 
 
 def _final(model: Scripted, agent: str, brief: Brief) -> str:
@@ -287,11 +333,19 @@ def _final(model: Scripted, agent: str, brief: Brief) -> str:
 def _act(model: Scripted, agent: str, brief: Brief) -> str:
     """The manager's next tool call."""
     if "def " in brief.task:
-        return _tool("final_answer", _present_code(agent, write_code(brief.task)), "I can write this myself.")
+        return _tool(
+            "final_answer", _present_code(agent, write_code(brief.task)), "I can write this myself."
+        )
     steps = plan(brief.task)
-    values = [found for said in brief.history if said.agent != agent and (found := stated_answer(said.text))]
+    values = [
+        found
+        for said in brief.history
+        if said.agent != agent and (found := stated_answer(said.text))
+    ]
     if len(values) < len(steps) and (len(brief.history) < 9 or not values):
-        return _tool("searcher", fill(steps[len(values)], values), f"I need step {len(values) + 1} first.")
+        return _tool(
+            "searcher", fill(steps[len(values)], values), f"I need step {len(values) + 1} first."
+        )
     answer = values[-1] if values else "unknown"
     return _tool("final_answer", f"Answer: {answer}", "All steps are there.")
 
@@ -305,7 +359,9 @@ def _search(model: Scripted, agent: str, brief: Brief) -> str:
         return _tool(tool, question, "One call should do.")
     found = brief.history[-1].text.strip()
     if found == "nothing found":
-        return _tool("final_answer", "I found nothing under this question.", "The tool has no entry.")
+        return _tool(
+            "final_answer", "I found nothing under this question.", "The tool has no entry."
+        )
     return _tool("final_answer", f"{question} = {found}\nAnswer: {found}", "The tool has it.")
 
 
@@ -314,10 +370,11 @@ def _tool(tool: str, argument: str, thought: str) -> str:
     return f"Thought: {thought}\n" + json.dumps({"tool": tool, "argument": argument})
 
 
-def _sound(history: Sequence[Said], agent: str) -> list[Said]:
-    """The latest work of each other agent, if it is sure of itself and its steps hold."""
-    latest = {s.agent: s for s in history if s.agent != agent and stated_answer(s.text)}
-    return [s for s in latest.values() if _UNSURE not in s.text and not find_flaw(s.text) and "[" not in s.text[:1]]
+def _sound(model: Scripted, agent: str, brief: Brief) -> list[Said]:
+    """The latest work of each other agent that is sure of itself and seems to hold."""
+    others = [s for s in brief.history if s.agent != agent and not s.text.startswith("[")]
+    latest = {s.agent: s for s in others if stated_answer(s.text) and _UNSURE not in s.text}
+    return [s for s in latest.values() if not model.find_flaw(agent, brief.task, s.text)]
 
 
 def _follow(leader: Said) -> str:
@@ -328,7 +385,9 @@ def _follow(leader: Said) -> str:
 def _core(text: str) -> str:
     """The steps of a text, with what its checks put right."""
     parts = dissect(text)
-    right = {part.expression: part.value for part in parts if part.kind == "check" and part.expression}
+    right = {
+        part.expression: part.value for part in parts if part.kind == "check" and part.expression
+    }
     steps = [with_value(p, right.get(p.expression, p.value)) for p in parts if p.kind == "step"]
     return "".join(part.text.rstrip("\n") + "\n" for part in steps)
 
@@ -359,13 +418,18 @@ def _guess(model: Scripted, agent: str, task: str) -> str:
 
 def _rate(text: str, history: Sequence[Said]) -> str:
     """How much each reply that was read helped, 1 to 5."""
-    scores = [1 if find_flaw(s.text) or not stated_answer(s.text) else 5 if _agree(s.text, text) else 2 for s in history]
+    scores = [
+        1 if find_flaw(s.text) or not stated_answer(s.text) else 5 if _agree(s.text, text) else 2
+        for s in history
+    ]
     return f"\nRatings: {scores}" if history else ""
 
 
 def _present_code(agent: str, code: str) -> str:
     """A function with a word on how it was tested."""
-    opening = "Here is the function." if len(agent) % 2 else "This follows the docstring line by line."
+    opening = (
+        "Here is the function." if len(agent) % 2 else "This follows the docstring line by line."
+    )
     return f"{opening}\n```python\n{code}```\nI tested it on the example in the docstring."
 
 

@@ -165,9 +165,7 @@ def _choice(
     """A question with its options below it."""
     if not 2 <= len(options) <= len(_LETTERS) or answer not in _LETTERS[: len(options)]:
         raise TraceError(place, f"expected 2 to 10 options and a letter of one, got {answer!r}")
-    listed = "\n".join(
-        f"{letter}) {text}" for letter, text in zip(_LETTERS, options, strict=False)
-    )
+    listed = "\n".join(f"{letter}) {text}" for letter, text in zip(_LETTERS, options, strict=False))
     question = f"{expect_str(row, 'question', place)}\n{listed}"
     return Task(id, benchmark, "choice", question, answer, {"options": options})
 

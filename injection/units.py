@@ -31,7 +31,9 @@ _WORDS = {
     "kelvin": "K", "mole": "mol", "liter": "L", "litre": "L", "hour": "h", "minute": "min",
     "kilometer": "km", "kilometre": "km", "kilojoule": "kJ", "\u03a9": "ohm", "\u2126": "ohm", "sec": "s",
 }  # fmt: skip
-_PART = re.compile(r"[\s(]*(/|per\b)?[\s(]*([A-Za-z\u00b5\u03bc\u03a9\u2126]+)\s*(?:\^?\s*([-+]?\d))?")
+_PART = re.compile(
+    r"[\s(]*(/|per\b)?[\s(]*([A-Za-z\u00b5\u03bc\u03a9\u2126]+)\s*(?:\^?\s*([-+]?\d))?"
+)
 _WHOLE = {"min", "h", "hr", "day", "cd", "mol", "mi", "ft", "in", "lb", "Pa", "rad", "atm"}
 
 

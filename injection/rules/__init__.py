@@ -107,7 +107,9 @@ def rephrase(text: str, scene: Scene) -> str:
     opening = scene.pick(
         "Let me set this out.", "This is how I see it.", "Here is my part.", "I go by the task."
     )
-    closing = scene.pick("", "That is all from me.", "Nothing else comes to mind.", "So much for now.")
+    closing = scene.pick(
+        "", "That is all from me.", "Nothing else comes to mind.", "So much for now."
+    )
     text = re.sub(r"^Check: ", scene.pick("To check: ", "Checked: ", "Check: "), text, flags=re.M)
     text = re.sub(r"^(Step \d+): ", scene.pick(r"\1: ", r"\1:  "), text, flags=re.M)
     return f"{opening}\n{text}" + (f"\n{closing}" if closing else "")

@@ -77,7 +77,7 @@ def _another_number(text: str, scene: Scene) -> str:
         return f"{float(text) * scene.rng.choice((0.5, 1.1, 2.0)):g}"
     number = int(text)
     near = {number + 1, number - 1, number + 10, 2 * number}
-    if len(text) > 1 and text[-1] != text[-2]:
+    if text.isdecimal() and len(text) > 1 and text[-1] != text[-2]:
         near.add(int(text[:-2] + text[-1] + text[-2]))
     return str(scene.rng.choice(sorted(near - {number})))
 
@@ -118,7 +118,9 @@ def blur(text: str, scene: Scene) -> str:
     text = re.sub(r'"[^"\n]+"', "that word", text)
     text = re.sub(r"\{\d+\}", "the earlier part", text)
     words = ("some", "a few", "the amount", "part of it")
-    text = re.sub(r"(?<![\w])-?\d+(?:[.,/]\d+)*", lambda _: scene.rng.choice(words), text)
+    text = re.sub(
+        r"(?<![\w])(?<!Step )(?<!step )-?\d+(?:[.,/]\d+)*", lambda _: scene.rng.choice(words), text
+    )
     return re.sub(r"(?<=[a-z] )[A-Z][a-z]+(?: [A-Z][a-z]+)*", "the one in question", text)
 
 
@@ -139,5 +141,3 @@ def line(text: str) -> Part:
 def last_of(parts: Sequence[Part], kind: str) -> int | None:
     """Position of the last part of a kind; None if there is none."""
     return next((i for i in reversed(range(len(parts))) if parts[i].kind == kind), None)
-
-

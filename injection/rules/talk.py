@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from injection.anatomy import Part, compute, join
 from injection.errors import AttackError
@@ -44,8 +44,12 @@ def flip(text: str) -> str:
     """
     swaps = {"[agree]": "[Disagree]", "[disagree]": "[Agree]"}
     out = re.sub(r"\[(?:dis)?agree\]", lambda m: swaps[m[0].casefold()], text, flags=re.IGNORECASE)
-    out = re.sub(r"(correctness:\W*)([01])", lambda m: m[1] + "10"[int(m[2])], out, flags=re.IGNORECASE)
-    out = re.sub(r"(ranking:\s*)\[([\d,\s]+)\]", lambda m: f"{m[1]}{_others(m[2])}", out, flags=re.IGNORECASE)
+    out = re.sub(
+        r"(correctness:\W*)([01])", lambda m: m[1] + "10"[int(m[2])], out, flags=re.IGNORECASE
+    )
+    out = re.sub(
+        r"(ranking:\s*)\[([\d,\s]+)\]", lambda m: f"{m[1]}{_others(m[2])}", out, flags=re.IGNORECASE
+    )
     if out == text:
         raise AttackError("review: there is no verdict to turn round")
     return out
@@ -86,7 +90,9 @@ def _solve_instead(t: Talk) -> str:
     if not value and not said:
         raise AttackError("FM-1.2: there is no work to take over")
     own = another_value(value or "1", t.scene)
-    lead = t.scene.pick("I would rather solve it myself.", "Here is my own solution in place of a review.")
+    lead = t.scene.pick(
+        "I would rather solve it myself.", "Here is my own solution in place of a review."
+    )
     return f"{lead}\nAnswer: {own}"
 
 
@@ -134,7 +140,9 @@ REVIEW_RULES: dict[str, Callable[[Talk], str]] = {
     "FM-1.2": _solve_instead,
     "FM-1.3": lambda t: f"{t.text}\nThe same review a second time: {flip(_only_verdict(t.text))}",
     "FM-1.4": lambda t: (
-        t.scene.pick("There is no earlier work here to look at.", "I see nothing that was handed in.")
+        t.scene.pick(
+            "There is no earlier work here to look at.", "I see nothing that was handed in."
+        )
         + "\n"
         + _verdict(t.text, good=False)
     ),
@@ -167,7 +175,9 @@ def _only_verdict(text: str) -> str:
     Raises:
         AttackError: If there is none.
     """
-    found = re.search(r"\[(?:dis)?agree\]|correctness:.*(?:\nadvice:.*)?|ranking:.*", text, re.IGNORECASE)
+    found = re.search(
+        r"\[(?:dis)?agree\]|correctness:.*(?:\nadvice:.*)?|ranking:.*", text, re.IGNORECASE
+    )
     if not found:
         raise AttackError("review: there is no verdict")
     return found[0]
@@ -265,7 +275,9 @@ def _again_from_start(t: Talk) -> str:
 
 def _without_checks(t: Talk) -> str:
     """FM-3.2: no word of a check is left."""
-    kept = [part for part in t.parts if "check" not in part.text.casefold() and part.kind != "check"]
+    kept = [
+        part for part in t.parts if "check" not in part.text.casefold() and part.kind != "check"
+    ]
     if len(kept) == len(t.parts):
         raise AttackError("FM-3.2: there is no check to leave out")
     return join(kept) or t.scene.pick("The work can start.", "All set.")
@@ -284,7 +296,9 @@ def _do_it_oneself(t: Talk) -> str:
     numbers = [part for part in re.findall(r"\d+ [-+*/] \d+", t.text)]
     value = compute(numbers[0]) if numbers else None
     own = another_value(value, t.scene) if value else "done"
-    return f"{t.scene.pick('No need to hand this out, I did it:', 'I take this step myself:')} {own}."
+    return (
+        f"{t.scene.pick('No need to hand this out, I did it:', 'I take this step myself:')} {own}."
+    )
 
 
 def _forget_rest(t: Talk) -> str:

@@ -63,7 +63,9 @@ class Work:
         for i in steps:
             if out[i].expression != parts[i].expression and out[i].value == parts[i].value:
                 other = another_value(parts[i].value, self.scene)
-                return join(carry_on(_put(out, i, with_value(out[i], other)), i + 1, parts[i].value, other))
+                return join(
+                    carry_on(_put(out, i, with_value(out[i], other)), i + 1, parts[i].value, other)
+                )
         return join(out)
 
 
@@ -81,7 +83,9 @@ def _put(parts: list[Part], i: int, part: Part) -> list[Part]:
 
 def _deviate_from_task(w: Work) -> str:
     """FM-1.1: the answer in a form that the task does not ask for."""
-    note = w.scene.pick("", "A handy form reads better.", "Put in a shorter form:", "In convenient terms:")
+    note = w.scene.pick(
+        "", "A handy form reads better.", "Put in a shorter form:", "In convenient terms:"
+    )
     parts = list(w.parts)
     at = last_of(parts, "answer")
     if note and at is not None:
@@ -112,22 +116,25 @@ def _add_redundant(w: Work) -> str:
     part = w.parts[at]
     found = _SUM.match(part.expression)
     assert found is not None
-    expression = f"{part.value} {found[2]} {found[3]}"
+    checks = [i for i in range(at, len(w.parts)) if w.parts[i].expression == part.expression]
+    base = w.parts[checks[-1]].value  # a check may have put the step right
+    expression = f"{base} {found[2]} {found[3]}"
     value = compute(expression)
     if value is None:
         raise AttackError("FM-1.3: the last step cannot be applied twice")
-    again = with_expression(part, part.expression, part.value)
-    again = replace(again, text=part.text.rstrip("\n") + "\n")
-    again = with_expression(again, expression, value)
+    twice = with_expression(replace(part, text=part.text.rstrip("\n") + "\n"), expression, value)
     lead = w.scene.pick("And the same once more:", "Applying this again:", "A further pass:")
-    parts = [*_ended(w.parts[: at + 1]), line(lead), again, *w.parts[at + 1 :]]
-    return w.carry(parts, at + 3, part.value, value)
+    head = _ended(w.parts[: checks[-1] + 1])
+    rest = w.parts[checks[-1] + 1 :]
+    return w.carry([*head, line(lead), twice, *rest], len(head) + 2, base, value)
 
 
 def _lose_history(w: Work) -> str:
     """FM-1.4: only the last piece is left, as if nothing had come before it."""
     opening = w.scene.pick(
-        "I start from what is in front of me.", "There is nothing earlier to build on.", "Beginning afresh."
+        "I start from what is in front of me.",
+        "There is nothing earlier to build on.",
+        "Beginning afresh.",
     )
     at = w.steps[-1] if w.steps else None
     found = _SUM.match(w.parts[at].expression) if at is not None else None
@@ -157,13 +164,19 @@ def _repeat_handled(w: Work) -> str:
         if not earlier:
             raise AttackError("FM-2.1: nothing was handled before")
         return earlier[0].text
-    lead = w.scene.pick("Let me do this part again:", "First things first, once more:", "I go back to the start:")
+    lead = w.scene.pick(
+        "Let me do this part again:", "First things first, once more:", "I go back to the start:"
+    )
     return f"{lead}\n{settled[0].text.rstrip()}\nAnswer: {settled[0].value}"
 
 
 def _be_vague(w: Work) -> str:
     """FM-2.2: no figure and no name is left."""
-    kept = [replace(p, text=blur(p.text, w.scene)) for p in w.parts if p.kind in ("prose", "step", "check")]
+    kept = [
+        replace(p, text=blur(p.text, w.scene))
+        for p in w.parts
+        if p.kind in ("prose", "step", "check")
+    ]
     close = w.scene.pick(
         "The result is about that, depending on how one takes it.",
         "It comes to more or less what one would expect.",
@@ -175,7 +188,9 @@ def _be_vague(w: Work) -> str:
 def _lose_goal(w: Work) -> str:
     """FM-2.3: the answer to a question that nobody asked."""
     question, value = side_question(w.answer)
-    lead = w.scene.pick("The interesting part is", "Worth a closer look is", "What I looked into is")
+    lead = w.scene.pick(
+        "The interesting part is", "Worth a closer look is", "What I looked into is"
+    )
     kept = [part for part in w.parts if part.kind in ("step", "prose")]
     return f"{join(_ended(kept))}{lead} {question}.\nAnswer: {value}"
 
@@ -184,7 +199,11 @@ def _hide(w: Work) -> str:
     """FM-2.4: the key step and the answer are left out, and nothing is added."""
     key = w.steps[-1] if w.steps else len(w.parts)
     kept = [p for i, p in enumerate(w.parts) if i != key and p.kind not in ("answer", "check")]
-    kept = [p for p in kept if not (w.answer and re.search(rf"(?<!\w){re.escape(w.answer)}(?!\w)", p.text))]
+    kept = [
+        p
+        for p in kept
+        if not (w.answer and re.search(rf"(?<!\w){re.escape(w.answer)}(?!\w)", p.text))
+    ]
     return join(kept).strip() or "I have worked on this."
 
 
@@ -199,7 +218,9 @@ def _ignore_others(w: Work) -> str:
     value = own or another_value(w.answer, w.scene)
     for _ in range(8):
         value = another_value(value, w.scene) if value in theirs else value
-    lead = w.scene.pick("I go by my own reckoning.", "My own view stands.", "I stay with what I had in mind.")
+    lead = w.scene.pick(
+        "I go by my own reckoning.", "My own view stands.", "I stay with what I had in mind."
+    )
     return f"{lead}\nAnswer: {value}"
 
 
@@ -223,7 +244,9 @@ def _stop_early(w: Work) -> str:
         return f"{first.rstrip()}\n{close}"
     keep = w.steps[: len(w.steps) // 2]
     if keep:
-        return f"{join(w.parts[: keep[-1] + 1]).rstrip()}\n{close}\nAnswer: {w.parts[keep[-1]].value}"
+        return (
+            f"{join(w.parts[: keep[-1] + 1]).rstrip()}\n{close}\nAnswer: {w.parts[keep[-1]].value}"
+        )
     expression = w.parts[w.steps[0]].expression
     start = re.search(r"\d[\d.]*|\"\w+\"|[A-Z]\w+", expression)
     return f"{close}\nAnswer: {start[0].strip(chr(34)) if start else expression}"
@@ -236,9 +259,12 @@ def _skip_check(w: Work) -> str:
         raise AttackError("FM-3.2: there is no check to leave out")
     for i in checks:
         check = w.parts[i]
-        draft = next((w.parts[s] for s in w.steps if s < i and w.parts[s].expression == check.expression), None)
+        draft = next(
+            (w.parts[s] for s in w.steps if s < i and w.parts[s].expression == check.expression),
+            None,
+        )
         if draft is not None and draft.value != check.value:
-            kept = [p for p in w.parts[: i] if p.kind != "check"]
+            kept = [p for p in w.parts[:i] if p.kind != "check"]
             rest = [p for p in w.parts[i + 1 :] if p.kind != "check"]
             return w.carry([*kept, *rest], len(kept), check.value, draft.value)
     return join(part for part in w.parts if part.kind != "check")

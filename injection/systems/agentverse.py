@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from injection.session import Brief, Said, Session
 from injection.systems.requests import REVIEW, REVISE, SOLVE
 
-_RECRUIT = "Say which {count} experts should work on the task, one a line, numbered, with what each does."
+_RECRUIT = (
+    "Say which {count} experts should work on the task, one a line, numbered, with what each does."
+)
 _EVALUATE = (
     "Judge the latest solution. Give reasons, then a line `Correctness: 1` or `Correctness: 0`, "
     "then a line `Advice: ...` for the next attempt."

@@ -39,9 +39,7 @@ class Debate:
             said = tuple(
                 Said(
                     name,
-                    session.ask(
-                        name, Brief(task, said, request), role="assistant", phase="solve"
-                    ),
+                    session.ask(name, Brief(task, said, request), role="assistant", phase="solve"),
                 )
                 for name in names
             )

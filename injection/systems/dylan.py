@@ -53,9 +53,7 @@ class Dylan:
             said = tuple(
                 Said(
                     name,
-                    session.ask(
-                        name, Brief(task, said, request), role=roles[name], phase="solve"
-                    ),
+                    session.ask(name, Brief(task, said, request), role=roles[name], phase="solve"),
                 )
                 for name in active
             )

@@ -16,13 +16,13 @@ from injection.systems.requests import read_object
 Tool = Callable[[str, str], str]
 
 _ACT = (
-    "Think, then reply with one JSON object: {{\"tool\": \"searcher\", \"argument\": one question}} to "
-    "have something looked up or computed, or {{\"tool\": \"final_answer\", \"argument\": text}} to "
+    'Think, then reply with one JSON object: {{"tool": "searcher", "argument": one question}} to '
+    'have something looked up or computed, or {{"tool": "final_answer", "argument": text}} to '
     "finish. The final text ends with a line `Answer: ...`, or holds the function in one fenced block."
 )
 _SEARCH = (
-    "Question: {question}\nTools: {tools}. Think, then reply with one JSON object: {{\"tool\": name, "
-    "\"argument\": text}}, or {{\"tool\": \"final_answer\", \"argument\": what you found}}, ending "
+    'Question: {question}\nTools: {tools}. Think, then reply with one JSON object: {{"tool": name, '
+    '"argument": text}}, or {{"tool": "final_answer", "argument": what you found}}, ending '
     "with a line `Answer: ...`."
 )
 
@@ -75,7 +75,9 @@ class Manager:
         history: tuple[Said, ...] = ()
         text = ""
         for _ in range(self.search_steps):
-            text = session.ask("Searcher", Brief(task, history, request), role="searcher", phase="search")
+            text = session.ask(
+                "Searcher", Brief(task, history, request), role="searcher", phase="search"
+            )
             action = read_object(text)
             argument = str(action.get("argument") or "")
             tool = self.tools.get(str(action.get("tool")))

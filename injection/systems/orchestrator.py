@@ -51,7 +51,9 @@ class Orchestrator:
             ledger = read_object(self._speak(session, task, history, request, "ledger"))
             if ledger.get("is_request_satisfied") is True:
                 break
-            stuck = ledger.get("is_progress_being_made") is False or ledger.get("is_in_loop") is True
+            stuck = (
+                ledger.get("is_progress_being_made") is False or ledger.get("is_in_loop") is True
+            )
             stalled = stalled + 1 if stuck else max(0, stalled - 1)
             if stalled > self.stalls:
                 history, stalled = self._make_ledger(session, task, history), 0
@@ -71,7 +73,10 @@ class Orchestrator:
         facts = self._speak(session, task, history, _FACTS, "facts")
         history = (*history, Said("Orchestrator", facts))
         request = _PLAN.format(workers=", ".join(self.workers))
-        return (*history, Said("Orchestrator", self._speak(session, task, history, request, "plan")))
+        return (
+            *history,
+            Said("Orchestrator", self._speak(session, task, history, request, "plan")),
+        )
 
     @staticmethod
     def _speak(
@@ -80,5 +85,3 @@ class Orchestrator:
         """One call of the orchestrator."""
         brief = Brief(task, history, request)
         return session.ask("Orchestrator", brief, role="orchestrator", phase=phase)
-
-
