@@ -96,7 +96,7 @@ def order_for(mode: ErrorMode, domain: str, others: tuple[str, ...], rng: random
 def find_order(text: str) -> ErrorMode | None:
     """The mode whose order a text holds; None if it holds none."""
     match = _PATTERN.search(text)
-    return ErrorMode(_CODES[match.lastindex - 1]) if match and match.lastindex else None
+    return ErrorMode.parse(_CODES[match.lastindex - 1]) if match and match.lastindex else None
 
 
 _CODES = [code for code, orders in _ORDERS.items() for _ in orders]

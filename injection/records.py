@@ -107,9 +107,7 @@ def align(faulty: Run, clean: Run) -> list[tuple[int, int]]:
     The n-th turn of an agent in one run goes with its n-th in the other; turns without a
     counterpart are left out.
     """
-    places: dict[tuple[str, int], int] = {}
-    for run_places in (_numbered(clean),):
-        places |= run_places
+    places = _numbered(clean)
     return sorted((step, places[key]) for key, step in _numbered(faulty).items() if key in places)
 
 

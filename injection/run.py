@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from dcl.errors import ConfigError
 from injection.endpoint import Endpoint, EndpointConfig, LlmManipulator
-from injection.errors import BudgetError, CheckError, ModelError
+from injection.errors import CheckError, ModelError
 from injection.manipulator import Manipulator, Rules
 from injection.plans import PlanConfig, make_plans
 from injection.proof import Prover
@@ -185,7 +185,7 @@ def _work(config: RunConfig, group: Group, wait: bool) -> bool:
 
 def _run_group(config: RunConfig, group: Group, store: Store, done: dict[str, str]) -> None:
     """The clean run of a group and all its plans."""
-    model, manipulator = _minds(config)
+    model, manipulator = minds_of(config)
     prover = Prover(find_system(group.system), group.task, model, manipulator)
     try:
         right = prover.clean.verdict.right
@@ -229,7 +229,7 @@ def _store(out: str) -> Store:
 
 
 @cache
-def _minds(config: RunConfig) -> tuple[Model, Manipulator]:
+def minds_of(config: RunConfig) -> tuple[Model, Manipulator]:
     """What agents run on, and what rewrites texts, once for a process."""
     endpoint = (
         Endpoint(config.endpoint) if "endpoint" in (config.agents, config.manipulator) else None
@@ -240,13 +240,3 @@ def _minds(config: RunConfig) -> tuple[Model, Manipulator]:
         return model, LlmManipulator(endpoint)
     return model, Rules()
 
-
-__all__ = [
-    "BudgetError",
-    "Group",
-    "RunConfig",
-    "ScriptedConfig",
-    "collect",
-    "list_groups",
-    "spread_local",
-]

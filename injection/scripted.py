@@ -4,7 +4,8 @@ An agent sees only its prompt, like a language model does. Whether it can solve 
 and whether its first draft of a step holds a slip that its own check then finds, is drawn from the
 seed, its name and the task. Agents who cannot solve a task follow whoever's steps hold; so errors
 travel, get caught, or win a vote for the reasons they do in real systems. An agent that is ordered
-to fail in one of the 14 modes follows the order.
+to fail in one of the 14 modes follows the order; one that hears of a failed attempt starts afresh,
+with new luck.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from injection.anatomy import (
     carry_on,
@@ -35,6 +36,7 @@ from injection.rules import Scene, corrupt
 from injection.session import Brief, Call, Reply, Said
 
 _UNSURE = "best guess"
+_HINT = "An earlier attempt failed."
 _WORKER = re.compile(r"^(\d+)\. (\w+): (.+)$", re.MULTILINE)
 
 
@@ -62,7 +64,8 @@ class Scripted:
     def __call__(self, call: Call) -> Reply:
         """Answer one call."""
         brief = Brief.parse(call.prompt)
-        text = _PHASES[call.phase](self, call.agent, brief)
+        model = replace(self, seed=self.seed + 7919) if _HINT in call.prompt else self
+        text = _PHASES[call.phase](model, call.agent, brief)
         mode = find_order(brief.request)
         if mode is not None:
             others = tuple(said.agent for said in brief.history if said.agent != call.agent)

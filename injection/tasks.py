@@ -66,7 +66,7 @@ def read_tasks(path: str | Path) -> list[Task]:
         TraceError: If a record has the keys of no known set, or a field is missing.
     """
     file = Path(path)
-    tasks = []
+    tasks: list[Task] = []
     for place, row in _rows(file):
         record = expect_object(row, place)
         reader = next((read for keys, read in _READERS if keys <= record.keys()), None)

@@ -60,7 +60,7 @@ def another_value(value: str, scene: Scene) -> str:
         return _another_number(bare.replace(",", ""), scene)
     if re.fullmatch(r"[A-J]", bare):
         letters = [x for x in "ABCDEFGHIJ"[: max(4, scene.task.count("\n"))] if x != bare]
-        return scene.rng.choice(letters)
+        return str(scene.rng.choice(letters))
     inside = _NUMBER.search(bare)
     if inside:
         return bare[: inside.start()] + _another_number(inside[0], scene) + bare[inside.end() :]

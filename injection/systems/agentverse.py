@@ -64,7 +64,7 @@ class AgentVerse:
             "Solver", Brief(task, history, request), role="solver", phase="solve"
         )
         for _ in range(self.rounds):
-            reviews = []
+            reviews: list[Said] = []
             for i in range(self.critics):
                 seen = (Said("Solver", solution), *reviews)
                 name = f"Critic{i + 1}"
