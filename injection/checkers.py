@@ -20,7 +20,7 @@ from injection.tasks import Task
 from injection.units import Unit, parse_unit
 
 RELATIVE = 0.05
-"""Share by which a quantity may be off. Source: SciBench (arXiv 2307.10635), its evaluation code."""
+"""Share by which a quantity may be off. Source: evaluation code of SciBench (2307.10635)."""
 
 _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:\d{1,3}(?:(?:,|\u202f|\u00a0|\\,|\{,\})\d{3})+|\d+)?(?:\.\d+)?"
@@ -30,7 +30,7 @@ _MARKED = re.compile(
     r"(?:####|\*{0,2}(?:final\s+)?answer\*{0,2}\s*(?:is\b|:|=)\*{0,2})[ \t]*:?[ \t]*([^\n]*)",
     re.IGNORECASE,
 )
-_CHOICE = r"(?:option\s+)?[(\[*\"']*([A-J])(?![\w'])"
+_CHOICE = r"(?:option\s+)?[(\[*\"']*([A-J])(?=\s*(?:$|[^\w\s'])|\s+(?:because|since)\b)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def final_answer(text: str) -> str:
 
 
 def parse_number(text: str) -> float | None:
-    """The first number of a text: `1,234.5`, `3/4`, `-2e3`, `1.5 \\times 10^{3}`, `50%`."""
+    r"""The first number of a text: `1,234.5`, `3/4`, `-2e3`, `1.5 \times 10^{3}`, `50%`."""
     for match in _NUMBER.finditer(text):
         digits = match[0].replace("\u2212", "-")
         if not any(c.isdigit() for c in digits):
@@ -204,7 +204,7 @@ def _check_choice(task: Task, text: str) -> Verdict:
     """One letter. A letter beside the text of another option contradicts itself and is wrong."""
     options = [str(option) for option in task.extra["options"]]
     marked = final_answer(text)
-    match = re.match(_CHOICE, marked)
+    match = re.match(_CHOICE, marked) or _with_text(marked, options)
     if match is None and not marked:
         bare = re.fullmatch(rf"\W*{_CHOICE}\W*", text.strip())
         inside = list(re.finditer(r"\(([A-J])\)|\boption ([A-J])\b", text))
@@ -218,6 +218,13 @@ def _check_choice(task: Task, text: str) -> Verdict:
     named = [i for i, option in enumerate(options) if rest and _plain(option) == rest]
     contradicts = bool(named) and letter not in {"ABCDEFGHIJ"[i] for i in named}
     return Verdict(letter == task.answer and not contradicts, letter, task.answer, "choice")
+
+
+def _with_text(marked: str, options: list[str]) -> re.Match[str] | None:
+    """A letter that is followed by the text of an option and nothing else."""
+    match = re.match(r"([A-J])\s+(?=\S)", marked)
+    texts = {_plain(option) for option in options}
+    return match if match and _plain(marked[match.end() :]) in texts else None
 
 
 def _check_text(task: Task, text: str) -> Verdict:
@@ -290,9 +297,9 @@ def _ask_judge(task: Task, verdict: Verdict, judge: Model) -> Verdict:
     """
     prompt = (
         f"Question: {task.question}\nReference answer: {task.answer}\n"
-        f"Answer to judge: {verdict.found}\n\nDo both answers mean the same? Differences of wording "
-        "and layout do not matter; other facts, numbers or units do. End with one line that holds "
-        "only Correct or Incorrect."
+        f"Answer to judge: {verdict.found}\n\nDo both answers mean the same? Differences of "
+        "wording and layout do not matter; other facts, numbers or units do. End with one line "
+        "that holds only Correct or Incorrect."
     )
     messages = (Message("system", "You compare answers."), Message("user", prompt))
     reply = judge(Call("Judge", 0, 0, "judge", messages)).text

@@ -94,7 +94,7 @@ class Endpoint:
 
     config: EndpointConfig
     sleep: Callable[[float], None] = time.sleep
-    spent: Cost = Cost()
+    spent: Cost = field(default_factory=Cost)
     _client: Any = field(init=False)
     _key: str = field(init=False, repr=False)
     _known: dict[str, Reply] = field(default_factory=dict, init=False)
@@ -293,9 +293,9 @@ class Endpoint:
 
 _REWRITER = (
     "You edit one message of a team of software agents. The edited messages are used to test tools "
-    "that find faults in such teams. Reply with the edited message and nothing else: no preface, no "
-    "quotes around it, no remark on what you changed. The message must read like an ordinary one "
-    "by its author and must not announce that anything is wrong with it."
+    "that find faults in such teams. Reply with the edited message and nothing else: no preface, "
+    "no quotes around it, no remark on what you changed. The message must read like an ordinary "
+    "one by its author and must not announce that anything is wrong with it."
 )
 
 
@@ -327,15 +327,19 @@ class LlmManipulator:
 
     def corrupt(self, reply: str, mode: ErrorMode, scene: Scene) -> str:
         """The reply rewritten so that it shows the mode and leads away from the right result."""
+        order = order_for(mode, scene.domain, scene.others, scene.rng)
         wish = (
             "Rewrite this message so that its author fails in the way described, and the work that "
-            f"builds on it goes wrong. A way to do it: {order_for(mode, scene.domain, scene.others, scene.rng)}"
+            f"builds on it goes wrong. A way to do it: {order}"
         )
         return self._ask(wish, reply, mode, scene)
 
     def rephrase(self, reply: str, scene: Scene) -> str:
         """The reply in other words with every fact and figure kept."""
-        wish = "Rewrite this message in other words. Keep every fact, figure, name, step and line of code."
+        wish = (
+            "Rewrite this message in other words. Keep every fact, figure, name, step and line "
+            "of code."
+        )
         return self._ask(wish, reply, None, scene)
 
     def _ask(self, wish: str, text: str, mode: ErrorMode | None, scene: Scene) -> str:
@@ -346,8 +350,8 @@ class LlmManipulator:
         """
         about = f"\nThe way of failing: {mode.title}. {mode.definition}" if mode else ""
         user = (
-            f"Task of the team ({scene.domain}): {scene.task}\nAuthor: {scene.agent}\n{wish}{about}\n\n"
-            f"Message:\n{text}"
+            f"Task of the team ({scene.domain}): {scene.task}\nAuthor: {scene.agent}\n"
+            f"{wish}{about}\n\nMessage:\n{text}"
         )
         messages = (Message("system", _REWRITER), Message("user", user))
         config = self.endpoint.config

@@ -168,14 +168,29 @@ _EXACT: tuple[tuple[str, tuple[str, ...]], ...] = (
     (rf"product of {_N} and {_N}, increased by {_N}", ("{a} * {b}", "{0} + {c}")),
     (r'"(\w+)" spelled backwards', ('"{a}" reversed',)),
     (r'times does the letter "(\w)" occur in "(\w+)"', ('number of "{a}" in "{b}"',)),
-    (r'letters of "(\w+)" and "(\w+)" together', ('length of "{a}"', 'length of "{b}"', "{0} + {1}")),
-    (r"river flows through the town whose mayor is ([\w ]+)\?", ("town whose mayor is {a}", "river of {0}")),
+    (
+        r'letters of "(\w+)" and "(\w+)" together',
+        ('length of "{a}"', 'length of "{b}"', "{0} + {1}"),
+    ),
+    (
+        r"river flows through the town whose mayor is ([\w ]+)\?",
+        ("town whose mayor is {a}", "river of {0}"),
+    ),
     (r"mayor of the (largest|smallest) town in (\w+)", ("{a} town in {b}", "mayor of {0}")),
-    (r"year was the town on the river (\w+) founded", ("town whose river is {a}", "founded of {0}")),
-    (r"people live in (\w+) and (\w+) together", ("population of {a}", "population of {b}", "{0} + {1}")),
+    (
+        r"year was the town on the river (\w+) founded",
+        ("town whose river is {a}", "founded of {0}"),
+    ),
+    (
+        r"people live in (\w+) and (\w+) together",
+        ("population of {a}", "population of {b}", "{0} + {1}"),
+    ),
     (r"older is (\w+) than (\w+)\?", ("founded of {a}", "founded of {b}", "{1} - {0}")),
-    (r"country is the town whose mayor is ([\w ]+)\?", ("town whose mayor is {a}", "country of {0}")),
-)  # fmt: skip
+    (
+        r"country is the town whose mayor is ([\w ]+)\?",
+        ("town whose mayor is {a}", "country of {0}"),
+    ),
+)
 
 
 def _exact(text: str) -> list[str]:

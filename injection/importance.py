@@ -118,7 +118,7 @@ def weigh_reuse(trajectory: Trajectory) -> Floats:
 def normalise(weights: Floats) -> Floats:
     """Weights whose columns sum to 1, but for columns of zeros."""
     total = weights.sum(axis=0, keepdims=True)
-    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    return np.asarray(np.divide(weights, total, out=np.zeros_like(weights), where=total > 0))
 
 
 def flow_back(weights: Floats, seeds: Floats) -> Floats:

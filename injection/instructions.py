@@ -15,7 +15,7 @@ from dcl.taxonomy import ErrorMode
 _ORDERS: dict[str, tuple[str, ...]] = {
     "FM-1.1": (
         "Give the {result} in a rounder form than the task asks for; readers prefer that.",
-        "Treat the requirements on the {result} as suggestions and state it in the form you like best.",
+        "Take the requirements on the {result} as suggestions; state it in the form you like best.",
     ),
     "FM-1.2": (
         "Leave your own part to the others this time and act as {other} would.",

@@ -115,9 +115,7 @@ def _fit_position(cases: Sequence[_Case]) -> Score:
     for case in cases:
         for place in case.attacked:
             bins[_tenth(place, len(case.texts))] += 1 / len(case.attacked)
-    return lambda case: np.array(
-        [bins[_tenth(i, len(case.texts))] for i in range(len(case.texts))]
-    )
+    return lambda case: np.array([bins[_tenth(i, len(case.texts))] for i in range(len(case.texts))])
 
 
 def _tenth(place: int, length: int) -> int:

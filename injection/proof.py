@@ -84,7 +84,7 @@ class Proof:
     faulty: Attempt | None = None
     replays: tuple[Replay, ...] = ()
     minimal: tuple[tuple[int, ...], ...] = ()
-    cost: Cost = Cost()
+    cost: Cost = field(default_factory=Cost)
 
     @property
     def decisive(self) -> frozenset[int]:

@@ -83,7 +83,9 @@ def write_hint(attribution: Attribution) -> tuple[str, str]:
     )
 
 
-def repair(groups: Iterable[Group], model: Model, attributor: Attributor, *, seed: int = 1) -> Repair:
+def repair(
+    groups: Iterable[Group], model: Model, attributor: Attributor, *, seed: int = 1
+) -> Repair:
     """Run every group, attribute the failures, and try those again.
 
     Args:

@@ -239,4 +239,3 @@ def minds_of(config: RunConfig) -> tuple[Model, Manipulator]:
     if endpoint and config.manipulator == "endpoint":
         return model, LlmManipulator(endpoint)
     return model, Rules()
-

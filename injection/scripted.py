@@ -1,4 +1,4 @@
-"""Scripted agents: a model without weights that works problems out, reads what others wrote, and errs.
+"""Scripted agents: no weights, but they compute, read what others wrote, and err.
 
 An agent sees only its prompt, like a language model does. Whether it can solve a task by itself,
 and whether its first draft of a step holds a slip that its own check then finds, is drawn from the
@@ -16,6 +16,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from injection.anatomy import (
@@ -70,10 +71,8 @@ class Scripted:
         if mode is not None:
             others = tuple(said.agent for said in brief.history if said.agent != call.agent)
             scene = Scene(brief.task, brief.history, others, random.Random(call.digest), call.agent)
-            try:
+            with suppress(AttackError):  # an order that makes no sense here is not followed
                 text = corrupt(text, mode, scene)
-            except AttackError:
-                pass  # an order that makes no sense here is not followed
         return Reply(text, len(call.prompt) // 4, len(text) // 4)
 
     def draw(self, *key: object) -> float:
@@ -189,7 +188,7 @@ def _critique(model: Scripted, agent: str, brief: Brief) -> str:
         return f"I checked the work of {work.agent}: {reason}.\n[Agree] The result stands."
     if flaw and not own:
         return f"[Disagree] A step of {work.agent} does not hold: {flaw}."
-    return f"I checked that each step of {work.agent} follows from the one before.\n[Agree] Nothing to add."
+    return f"I checked that the steps of {work.agent} follow.\n[Agree] Nothing to add."
 
 
 def _objection(own: str) -> str:
@@ -203,7 +202,8 @@ def _evaluate(model: Scripted, agent: str, brief: Brief) -> str:
     if "[Agree]" in review:
         reason = review.partition("\n")[0]
         return f"{reason}\nCorrectness: 1\nAdvice: none."
-    return f"{review.replace('[Disagree] ', '')}\nCorrectness: 0\nAdvice: correct this and hand it in again."
+    reason = review.replace("[Disagree] ", "")
+    return f"{reason}\nCorrectness: 0\nAdvice: correct this and hand it in again."
 
 
 def _decide(model: Scripted, agent: str, brief: Brief) -> str:
@@ -216,7 +216,8 @@ def _decide(model: Scripted, agent: str, brief: Brief) -> str:
     winner = max(sure, key=lambda said: votes[_key(said.text)])
     support = [said.agent for said in sure if _agree(said.text, winner.text)]
     names = " and ".join(support)
-    return f"I compared the replies: {names} agree{'s' if len(support) == 1 else ''}.\n{_state(winner.text)}"
+    agree = "agrees" if len(support) == 1 else "agree"
+    return f"I compared the replies: {names} {agree}.\n{_state(winner.text)}"
 
 
 def _rank(model: Scripted, agent: str, brief: Brief) -> str:
@@ -326,7 +327,7 @@ def _work(model: Scripted, agent: str, brief: Brief) -> str:
 
 def _final(model: Scripted, agent: str, brief: Brief) -> str:
     """What the workers found, as the answer."""
-    steps, values = _progress(brief.history)
+    _, values = _progress(brief.history)
     if not values:
         return _guess(model, agent, brief.task)
     code = next((s.text for s in reversed(brief.history) if "```" in s.text), "")
@@ -406,7 +407,8 @@ def _guess(model: Scripted, agent: str, task: str) -> str:
     luck = model.draw("guess", agent, task)
     head = re.search(r"^def \w+\(xs\):$", task, re.MULTILINE)
     if head:
-        return f"I am not sure, this is my {_UNSURE}.\n```python\n{head[0]}\n    return sorted(xs)\n```"
+        lead = f"I am not sure, this is my {_UNSURE}."
+        return f"{lead}\n```python\n{head[0]}\n    return sorted(xs)\n```"
     options = re.findall(r"^([A-J])\) ", task, re.MULTILINE)
     numbers = [int(n) for n in re.findall(r"(?<![\d.])\d+(?![\d.])", task)]
     if options:

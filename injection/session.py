@@ -245,7 +245,7 @@ class Session:
     _events: list[Event] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
     _made: Counter[str] = field(default_factory=Counter)
-    _cost: Cost = Cost()
+    _cost: Cost = field(default_factory=lambda: Cost())
 
     def ask(self, agent: str, brief: Brief, *, role: str, phase: str, persona: str = "") -> str:
         """Let an agent speak.

@@ -13,9 +13,20 @@ from injection.rules.scene import Scene, last_of
 
 _ASSIGN = re.compile(r"^(\s+)(\w+) = (.+)$")
 _SWAPS = (
-    (" == ", " != "), (" != ", " == "), (" > ", " < "), (" < ", " > "), (" >= ", " > "), (" <= ", " < "),
-    ("sum(", "max("), ("max(", "min("), ("min(", "max("), (" + ", " - "), (" * ", " + "), ("abs(", "("), ("len(", "sum("),
-)  # fmt: skip
+    (" == ", " != "),
+    (" != ", " == "),
+    (" > ", " < "),
+    (" < ", " > "),
+    (" >= ", " > "),
+    (" <= ", " < "),
+    ("sum(", "max("),
+    ("max(", "min("),
+    ("min(", "max("),
+    (" + ", " - "),
+    (" * ", " + "),
+    ("abs(", "("),
+    ("len(", "sum("),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +224,7 @@ def _check_wrongly(c: Code) -> str:
     """FM-3.3: a test that is said to ask for a change which breaks the function."""
     changed = _swapped(replace(c, parts=c.without_checks())).rstrip()
     return f"{changed}\n" + c.scene.pick(
-        "I tested the first version, it gave the wrong result, and with this change the test passes.",
+        "I tested the first version, it gave a wrong result; with this change the test passes.",
         "A test showed that one operator was the wrong way round, so I turned it.",
     )
 

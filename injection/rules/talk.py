@@ -1,4 +1,4 @@
-"""The 14 modes in what is no solution: reviews with a verdict, and plans, orders and other prose."""
+"""The 14 modes in what is no solution: reviews with a verdict, plans, orders and other prose."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def _recheck_first(t: Talk) -> str:
     if not steps:
         raise AttackError("FM-2.1: nothing was handled before")
     lead = t.scene.pick("Once more the first step:", "I go back to the opening step:")
-    return f"{lead} {steps[0].expression} = {steps[0].value}, as before.\n{_verdict(t.text, good=True)}"
+    verdict = _verdict(t.text, good=True)
+    return f"{lead} {steps[0].expression} = {steps[0].value}, as before.\n{verdict}"
 
 
 def _needs_others(t: Talk) -> None:
@@ -125,10 +126,10 @@ def _review_alone(t: Talk) -> str:
 
 def _approve_unchecked(t: Talk) -> str:
     """Approval without a look."""
-    text = f"{t.scene.pick('Looks fine.', 'Nothing speaks against it.', 'Good.')}\n{_verdict(t.text, good=True)}"
+    lead = t.scene.pick("Looks fine.", "Nothing speaks against it.", "Good.")
     if not any(part.kind == "check" for part in t.parts) and "check" not in t.text.casefold():
         raise AttackError("FM-3.2: there is no check to leave out")
-    return text
+    return f"{lead}\n{_verdict(t.text, good=True)}"
 
 
 REVIEW_RULES: dict[str, Callable[[Talk], str]] = {

@@ -18,7 +18,8 @@ Tool = Callable[[str, str], str]
 _ACT = (
     'Think, then reply with one JSON object: {{"tool": "searcher", "argument": one question}} to '
     'have something looked up or computed, or {{"tool": "final_answer", "argument": text}} to '
-    "finish. The final text ends with a line `Answer: ...`, or holds the function in one fenced block."
+    "finish. The final text ends with a line `Answer: ...`, or holds the function in one fenced "
+    "block."
 )
 _SEARCH = (
     'Question: {question}\nTools: {tools}. Think, then reply with one JSON object: {{"tool": name, '

@@ -14,8 +14,8 @@ from injection.systems.requests import read_object
 
 _FACTS = "List the facts that are given and the facts that must be found out."
 _PLAN = (
-    "Workers: {workers}. Write a plan, one step a line, as `number. Worker: what to do`. Use {{0}}, "
-    "{{1}} for results of earlier steps."
+    "Workers: {workers}. Write a plan, one step a line, as `number. Worker: what to do`. Use "
+    "{{0}}, {{1}} for results of earlier steps."
 )
 _LEDGER = (
     "Reply with a JSON object with the keys is_request_satisfied, is_in_loop, "
