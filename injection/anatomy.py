@@ -24,6 +24,7 @@ _CHECK = re.compile(
 _ANSWER = re.compile(
     r"\\boxed\{|####|\banswer\*{0,2}\s*(?:is\b|:|=)|\bresult\s*(?:is|:)", re.IGNORECASE
 )
+_ANSWER_LINE = re.compile(r"\W*(?:final\s+)?(?:answer|result)\b|\W*####", re.IGNORECASE)
 _VERDICT = re.compile(
     r"\[(?:dis)?agree\]|\bcorrectness:\s*[01]\b|\bscore:\s*\d+|\branking:\s*\[|\b(?:in)?correct\b",
     re.IGNORECASE,
@@ -200,7 +201,7 @@ def _dissect_prose(text: str) -> list[Part]:
     """Lines that hold an equation are one part; others are cut into sentences."""
     parts = []
     for line in text.splitlines(keepends=True):
-        if _STEP.match(line) or _ANSWER.search(line) or not line.strip():
+        if _STEP.match(line) or _ANSWER_LINE.match(line) or not line.strip():
             parts.append(_classify(line))
         else:
             parts += [_classify(match[0]) for match in _SENTENCE.finditer(line)]

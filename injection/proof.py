@@ -13,7 +13,7 @@ from typing import Literal
 
 from injection.checkers import Verdict, check
 from injection.errors import AttackError
-from injection.manipulator import Attack, Firing, Injection, Manipulator
+from injection.manipulator import Attack, Firing, Manipulator
 from injection.plans import Plan
 from injection.session import Call, Cost, Model, Reply, Run, System, run_system
 from injection.tasks import Task
@@ -294,6 +294,6 @@ def find_decisive_step(
     return Decisive(found, failed.calls[found].agent, step, tried)
 
 
-def injection_steps(attempt: Attempt, injection: Injection, position: int) -> list[int]:
+def injection_steps(attempt: Attempt, position: int) -> list[int]:
     """Step numbers, from 1, of the turns that an injection struck."""
     return [attempt.run.event_of(firing.call) + 1 for firing in attempt.firings[position]]

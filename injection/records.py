@@ -21,7 +21,6 @@ from filelock import FileLock
 
 from dcl.errors import ConfigError
 from dcl.splits import split_of
-from injection.manipulator import Injection
 from injection.proof import Attempt, Proof, injection_steps
 from injection.session import Run
 from injection.tasks import Task
@@ -43,11 +42,15 @@ def make_record(
         task: The task.
         model: Name of the model that the agents run on.
         manipulator: Name of the manipulator.
+
+    Raises:
+        ValueError: If the proof has no run.
     """
-    assert proof.faulty is not None
     plan, faulty = proof.plan, proof.faulty
+    if faulty is None:
+        raise ValueError(f"{plan.id}: {proof.outcome} has no run to record")
     name = f"{task.benchmark}_{model}_{plan.system}_{task.id}_{plan.id}"
-    attacks = [_attack(proof, i) for i in range(len(plan.injections))]
+    attacks = [_attack(proof, faulty, i) for i in range(len(plan.injections))]
     faults = [_label(attack) for attack in attacks if attack["decisive"]]
     failed = proof.outcome == "proved"
     group = " ".join(task.question.lower().split())
@@ -136,16 +139,14 @@ def _history(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _attack(proof: Proof, i: int) -> dict[str, Any]:
+def _attack(proof: Proof, faulty: Attempt, i: int) -> dict[str, Any]:
     """One injection with all that it did."""
-    assert proof.faulty is not None
-    injection: Injection = proof.plan.injections[i]
-    firings = proof.faulty.firings[i]
+    injection, firings = proof.plan.injections[i], faulty.firings[i]
     return {
         **injection.to_dict(),
         "decisive": i in proof.decisive,
         "fired": bool(firings),
-        "steps": injection_steps(proof.faulty, injection, i),
+        "steps": injection_steps(faulty, i),
         "turns": [asdict(firing) for firing in firings],
     }
 
