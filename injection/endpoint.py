@@ -161,12 +161,13 @@ class Endpoint:
         """A request with further tries for what the client does not try again."""
         problem = ""
         for number in range(self.config.retries + 1):
+            if number:
+                self.sleep(min(2.0**number / 8, 8.0))
             self._admit()
             try:
                 return self._send(request)
             except ModelError as error:
                 problem = str(error)
-            self.sleep(min(2.0**number / 4, 8.0))
         raise ModelError(problem)
 
     def _admit(self) -> None:

@@ -120,6 +120,7 @@ def collect(config: RunConfig) -> dict[str, int]:
     Raises:
         BudgetError: If the budget is used up; what is done is kept, and a later call goes on.
     """
+    minds_of.cache_clear()  # each collection has a budget of its own
     store = Store(Path(config.out))
     (Path(config.out) / "leases").mkdir(exist_ok=True)
     done = store.outcomes()
