@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from injection.anatomy import same_value, stated_answer
 from injection.manipulator import Injection
 from injection.plans import Plan
 from injection.proof import Prover
-from injection.session import Brief, Run
+from injection.session import Brief, Run, Said
 from injection.systems.requests import read_numbers
 from injection.systems.single import Single
 
@@ -83,10 +84,12 @@ def weigh_ratings(run: Run) -> Floats:
     """
     T = len(run.events)
     weights = np.zeros((T, T))
+    first: dict[tuple[Said, ...], int] = {}  # calls that are shown the same are of one round
     for call in run.calls:
         target = run.event_of(call.index)
         history = Brief.parse(call.prompt).history
-        shown = [_find_event(run, said.agent, said.text, target) for said in history]
+        before = first.setdefault(history, target)
+        shown = [_find_event(run, said, before) for said in history]
         rated = read_numbers(run.events[target].content, "Ratings")
         values = np.array(
             [min(r, 5) / 5 for r in rated] if len(rated) == len(shown) else np.ones(len(shown))
@@ -151,16 +154,12 @@ def _score(agents: Sequence[str], texts: Sequence[str], weights: Floats, answer:
     return Importance(names, scores, turns)
 
 
-def _find_event(run: Run, agent: str, text: str, before: int) -> int | None:
-    """The latest earlier event that a prompt shows; None if it is none of the log."""
-    return next(
-        (
-            i
-            for i in reversed(range(before))
-            if run.events[i].agent == agent and text.strip() in run.events[i].content
-        ),
-        None,
-    )
+def _find_event(run: Run, said: Said, before: int) -> int | None:
+    """The latest earlier event that a prompt shows, whole or in part; None if there is none."""
+    spoken = [i for i in reversed(range(before)) if run.events[i].agent == said.agent]
+    whole = (i for i in spoken if run.events[i].content.strip() == said.text.strip())
+    part = (i for i in spoken if said.text.strip() in run.events[i].content)
+    return next(chain(whole, part), None)
 
 
 def mas_effect(prover: Prover, plan: Plan) -> Effect:

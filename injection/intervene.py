@@ -156,7 +156,7 @@ def dcl_encoder() -> Embed:
 
 
 def cluster_corrections(
-    changes: Sequence[Change], *, embed: Embed | None = None, likeness: float = 0.6
+    changes: Sequence[Change], *, embed: Embed | None = None, likeness: float = 0.35
 ) -> list[Kind]:
     """Corrections grouped by how they change a turn, largest group first.
 

@@ -56,9 +56,9 @@ def guard(folder: str) -> None:
             raise PermissionError(f"sandbox: {event} is not allowed")
         if event == "open":
             path, mode, flags = args
-            writes = isinstance(flags, int) and flags & _WRITING
-            writes = writes or (isinstance(mode, str) and set(mode) & set("wax+"))
-            if path is not None and writes and not is_inside(path):
+            by_flags = isinstance(flags, int) and bool(flags & _WRITING)
+            by_mode = isinstance(mode, str) and bool(set(mode) & set("wax+"))
+            if path is not None and (by_flags or by_mode) and not is_inside(path):
                 raise PermissionError("sandbox: no writing outside the folder")
         elif event.startswith(_CHANGES):
             paths = [arg for arg in args if isinstance(arg, (str, bytes, os.PathLike))]
