@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,20 @@ runner = CliRunner()
 def test_every_published_configuration_is_one(file: Path) -> None:
     config = load_config(file, {"out": "elsewhere", "workers": 1})
     assert (config.out, config.workers) == ("elsewhere", 1)
+
+
+def test_no_module_loads_torch() -> None:
+    names = [
+        file.stem for file in (ROOT / "injection").glob("*.py") if not file.stem.startswith("_")
+    ]
+    names = [f"injection.{name}" for name in names if name != "sandbox_child"]
+    code = f"import sys, importlib; [importlib.import_module(n) for n in {names}]; "
+    code += "print(sorted({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "injection" in loaded
+    assert not loaded & {"torch", "lightning", "transformers", "sentence_transformers"}
 
 
 def test_a_wrong_configuration_is_refused(tmp_path: Path) -> None:
