@@ -67,7 +67,7 @@ def another_value(value: str, scene: Scene) -> str:
     text = " ".join([scene.task, *(said.text for said in scene.history)])
     names = sorted(set(re.findall(r"(?<=[a-z] )[A-Z][a-z]{2,}", text)) - set(bare.split()))
     if bare[:1].isupper() and names:
-        return scene.rng.choice(names)
+        return str(scene.rng.choice(names))
     return bare[1:] + bare[:1] if len(set(bare)) > 1 else bare + bare
 
 
