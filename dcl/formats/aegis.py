@@ -64,7 +64,7 @@ def parse(document: object, place: str) -> list[Example]:
         metadata=metadata
         | {k: v for k, v in leftover(source, ("query", "conversation_history")).items() if v}
         | turn_fields(enumerate(rows), _TURN_KEYS)
-        | leftover(row, ("id", "metadata", "input", "output"))
+        | leftover(row, ("id", "metadata", "input", "output", "clean"))
         | ({"labels": list(labels)} if labels else {}),
     )
     origin = metadata.get("source")
@@ -72,9 +72,23 @@ def parse(document: object, place: str) -> list[Example]:
         Example(
             trajectory=trajectory,
             faults=_faults(labels, labels_at, trajectory, row),
+            clean=_clean_twin(row.get("clean"), trajectory),
             origin=origin if isinstance(origin, str) else "aegis",
         )
     ]
+
+
+def _clean_twin(row: object, faulty: Trajectory) -> Trajectory | None:
+    """The same run without the injected faults, where the record has it in the same form."""
+    if row is None:
+        return None
+    try:
+        (example,) = parse(row, f"{faulty.id}-clean")
+    except TraceError as error:
+        raise TraceError(
+            f"clean.{error.place}" if error.place else "clean", error.problem
+        ) from None
+    return example.trajectory
 
 
 def _read_turn(row: object, place: str) -> Turn:

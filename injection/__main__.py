@@ -1,0 +1,131 @@
+"""`python -m injection run | offline | report | repair`; exit codes are those of the errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dcl.errors import ConfigError, DclError
+
+app = typer.Typer(
+    help="Labelled failures of multi-agent systems, proved by replay.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def injection() -> None:
+    """Labelled failures of multi-agent systems, proved by replay."""
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option(help="YAML with the options of a run.")],
+    out: Annotated[Path | None, typer.Option(help="Replaces the folder in the file.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Replaces workers.")] = None,
+    tasks_per_file: Annotated[
+        int | None, typer.Option(min=1, help="Replaces tasks_per_file.")
+    ] = None,
+    executor: Annotated[str, typer.Option(help="Where work runs: local.")] = "local",
+) -> None:
+    """Run systems, inject faults, and keep the failures that are proved."""
+    with complain():
+        from injection.config import load_config
+        from injection.report import summarise
+        from injection.run import collect
+
+        if executor != "local":
+            raise ConfigError(f"--executor: expected local, got {executor!r}")
+        wanted = {"out": out and str(out), "workers": workers, "tasks_per_file": tasks_per_file}
+        settings = load_config(config, {k: v for k, v in wanted.items() if v is not None})
+        counts = collect(settings)
+        typer.echo(summarise(counts, Path(settings.out)))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder that `run` filled.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; standard output if not given.")
+    ] = None,
+) -> None:
+    """Count what is there, and probe it for labels that can be guessed."""
+    with complain():
+        from injection.report import write_report
+
+        text = write_report(folder)
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            out.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def offline(
+    logs: Annotated[list[Path], typer.Argument(help="Logs in any format that dcl reads.")],
+    out: Annotated[Path, typer.Option(help="JSON lines to write.")],
+    per_run: Annotated[int, typer.Option(min=1, help="Faulty copies of each run.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of turns and wording.")] = 1,
+    every: Annotated[
+        bool, typer.Option("--every", help="Take runs that are not known to have succeeded, too.")
+    ] = False,
+) -> None:
+    """Make faulty copies of successful logs; nothing is run again, labels say verified: false."""
+    with complain():
+        from injection.logs import inject_logs
+
+        made = inject_logs(logs, out, per_run=per_run, seed=seed, every=every)
+        modes = ", ".join(f"{code} {n}" for code, n in sorted(made.modes.items()))
+        typer.echo(f"{made.modes.total()} faulty copies of {made.runs} runs in {out}\n{modes}")
+
+
+@app.command()
+def repair(
+    config: Annotated[Path, typer.Option(help="YAML with the options of a run.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Attribution model; the one that ships if not given.")
+    ] = None,
+    tasks_per_file: Annotated[
+        int | None, typer.Option(min=1, help="Replaces tasks_per_file.")
+    ] = None,
+) -> None:
+    """Hand attributions of failed runs back as hints, and count successes before and after."""
+    with complain():
+        import dcl
+        from injection.config import load_config
+        from injection.repair import repair as repair_groups
+        from injection.run import list_groups, minds_of
+
+        wanted = {} if tasks_per_file is None else {"tasks_per_file": tasks_per_file}
+        settings = load_config(config, wanted)
+        agents, _ = minds_of(settings)
+        result = repair_groups(list_groups(settings), agents, dcl.load(model), seed=settings.seed)
+        typer.echo(f"before                        {result.before}")
+        typer.echo(f"hint to the blamed agent      {result.after}")
+        typer.echo(f"same hint to a random agent   {result.control}")
+
+
+@contextmanager
+def complain() -> Iterator[None]:
+    """Turn what may go wrong into one line on stderr and an exit code."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("dcl", "injection"):
+            raise
+        typer.echo(f'error: {error.name} is missing; run `pip install -e ".[inject]"`', err=True)
+        raise typer.Exit(ConfigError.exit_code) from None
+    except DclError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m injection")

@@ -1,0 +1,36 @@
+"""Reading the YAML of a run; unknown keys are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from dcl.errors import ConfigError
+from injection.run import RunConfig
+
+
+def load_config(file: Path, replaced: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run.
+
+    Args:
+        file: YAML with fields of `RunConfig`.
+        replaced: Values that replace those of the file.
+
+    Raises:
+        ConfigError: If the file cannot be read, or a key or value is wrong.
+    """
+    if not file.is_file():
+        raise ConfigError(f"{file}: expected a YAML file")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_class_arguments(RunConfig, as_group=False)
+    arguments = ["--config", str(file)]
+    arguments += [f"--{key}={value}" for key, value in replaced.items()]
+    try:
+        values = vars(parser.instantiate(parser.parse_args(arguments)))
+    except ArgumentError as error:
+        raise ConfigError(f"{file}: " + " ".join(str(error).split())) from None
+    return RunConfig(**{key: value for key, value in values.items() if key != "config"})

@@ -1,0 +1,200 @@
+"""Which faults are injected where: sampled at random, or by a design that balances what matters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from dcl.errors import ConfigError
+from dcl.taxonomy import MODES, ErrorMode
+from dcl.trajectory import parse_mode
+from injection.anatomy import dissect
+from injection.manipulator import STRATEGIES, Injection, Strategy
+from injection.session import Brief, Call, Run
+
+Design = Literal["balanced", "sampled"]
+
+_CELLS: tuple[tuple[ErrorMode, Strategy], ...] = tuple(product(MODES, STRATEGIES))
+_THIRDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """How many faults are injected, and which."""
+
+    design: Design = "balanced"
+    """`balanced` goes through all modes, strategies, thirds of the run and numbers of faults in
+    turn; `sampled` draws each at random."""
+    per_task: int = 8
+    """Plans for each task and system; > 0."""
+    max_faults: int = 3
+    """Most faults in a plan; > 0."""
+    more_of: tuple[str, ...] = ()
+    """Codes of modes that rarely break a run; each gets a further place in the balanced design."""
+    every_share: float = 0.25
+    """Share of faults that strike at every call of their agent, 0 to 1."""
+    benign: int = 1
+    """Rewrites without a fault for each task and system; >= 0."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        if self.per_task < 1 or self.max_faults < 1 or self.benign < 0:
+            raise ConfigError("plans: expected per_task and max_faults > 0 and benign >= 0")
+        for code in self.more_of:
+            parse_mode(code, "plans.more_of")
+        if not 0 <= self.every_share <= 1:
+            raise ConfigError(f"plans.every_share: expected 0 to 1, got {self.every_share}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Faults to inject into one run.
+
+    Args:
+        system: Name of the system.
+        task: Benchmark and id of the task.
+        injections: At least one; each hits other calls.
+        seed: Of the wording.
+    """
+
+    system: str
+    task: str
+    injections: tuple[Injection, ...]
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """16 hex digits that stand for the plan; the same on every machine."""
+        faults = [injection.to_dict() for injection in self.injections]
+        text = json.dumps([self.system, self.task, faults, self.seed])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def is_benign(self) -> bool:
+        """Whether nothing in it is a fault."""
+        return all(injection.mode is None for injection in self.injections)
+
+
+def make_plans(
+    config: PlanConfig, system: str, task: str, clean: Run, *, group: int, seed: int
+) -> list[Plan]:
+    """Plans for one system on one task.
+
+    Args:
+        config: How many and which.
+        system: Name of the system.
+        task: Name of the task.
+        clean: The clean run; only what really takes place is attacked.
+        group: Number of the (system, task) pair, so that a design goes on from pair to pair.
+        seed: Of everything.
+
+    Returns:
+        Plans without repeats; the same for the same arguments.
+    """
+    rng = random.Random(f"{seed}:{system}:{task}")
+    drawn = (_design if config.design == "balanced" else _sample)(config, clean, group, seed, rng)
+    plans = [Plan(system, task, injections, seed) for injections in drawn]
+    for _ in range(config.benign):
+        call = rng.choice(clean.calls)
+        fault = Injection(call.agent, None, "response_corruption", call.nth)
+        plans.append(Plan(system, task, (fault,), seed))
+    return list({plan.id: plan for plan in plans}.values())
+
+
+def suitability(mode: ErrorMode, call: Call, reply: str) -> int:
+    """How well a mode can show in a call: 0 not at all, 1 maybe, 2 surely.
+
+    Args:
+        mode: The mode.
+        call: A call of the clean run.
+        reply: What it gave.
+    """
+    history = Brief.parse(call.prompt).history
+    if mode is ErrorMode.FM_2_5:
+        return int(any(said.agent != call.agent for said in history))
+    if mode is ErrorMode.FM_2_1:
+        return int(bool(history) or "Step 2" in reply)
+    if mode is ErrorMode.FM_3_2:
+        parts = dissect(reply)
+        checked = {part.expression: part.value for part in parts if part.kind == "check"}
+        corrects = any(
+            part.kind == "step" and checked.get(part.expression, part.value) != part.value
+            for part in parts
+        )
+        return 2 if corrects else int(any(part.kind == "check" for part in parts))
+    return 1
+
+
+def _design(
+    config: PlanConfig, clean: Run, group: int, seed: int, rng: random.Random
+) -> Iterator[tuple[Injection, ...]]:
+    """Every cell of mode and strategy in turn; then the next third of the run and length.
+
+    Each lap through the cells has an order of its own, so that no system sees some cells only.
+    """
+    more = tuple(product(map(ErrorMode.parse, config.more_of), STRATEGIES))
+    cells = (*_CELLS, *more)
+    for number in range(group * config.per_task, (group + 1) * config.per_task):
+        lap, place = divmod(number, len(cells))
+        order = random.Random(f"{seed}:{lap}").sample(range(len(cells)), len(cells))
+        cell = order[place]
+        third = (lap + cell) % _THIRDS
+        faults = 1 + (lap // _THIRDS + cell) % config.max_faults
+        mode, strategy = cells[cell]
+        yield _fill(config, _choose(clean, mode, third, rng), mode, strategy, clean, faults, rng)
+
+
+def _choose(clean: Run, mode: ErrorMode, third: int, rng: random.Random) -> Call:
+    """A call in a third of the run, or anywhere else if the mode cannot show there."""
+    fit = {
+        call.index: suitability(mode, call, clean.events[clean.event_of(call.index)].content)
+        for call in clean.calls
+    }
+    start, stop = (len(clean.calls) * (third + i) // _THIRDS for i in range(2))
+    best = max(fit.values())
+    inside = [call for call in clean.calls[start:stop] if fit[call.index] == best]
+    return rng.choice(inside or [call for call in clean.calls if fit[call.index] == best])
+
+
+def _sample(
+    config: PlanConfig, clean: Run, group: int, seed: int, rng: random.Random
+) -> Iterator[tuple[Injection, ...]]:
+    """Everything at random."""
+    for _ in range(config.per_task):
+        mode, strategy = rng.choice(_CELLS)
+        faults = rng.randint(1, config.max_faults)
+        yield _fill(config, rng.choice(clean.calls), mode, strategy, clean, faults, rng)
+
+
+def _fill(
+    config: PlanConfig,
+    first: Call,
+    mode: ErrorMode,
+    strategy: Strategy,
+    clean: Run,
+    faults: int,
+    rng: random.Random,
+) -> tuple[Injection, ...]:
+    """A plan around its first fault; others are drawn for other agents."""
+    injections = [_aim(config, first, mode, strategy, rng)]
+    while len(injections) < faults:
+        taken = {injection.agent for injection in injections}
+        free = [call for call in clean.calls if call.agent not in taken]
+        if not free:
+            break
+        other_mode, other_strategy = rng.choice(_CELLS)
+        injections.append(_aim(config, rng.choice(free), other_mode, other_strategy, rng))
+    return tuple(injections)
+
+
+def _aim(
+    config: PlanConfig, call: Call, mode: ErrorMode, strategy: Strategy, rng: random.Random
+) -> Injection:
+    """A fault in one call, or in every call of its agent."""
+    every = rng.random() < config.every_share
+    return Injection(call.agent, mode, strategy, None if every else call.nth)

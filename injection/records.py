@@ -1,0 +1,249 @@
+"""Records of injected failures: the AEGIS schema, and beside it what makes them proofs.
+
+    records.jsonl   one record a line, readable by `dcl.formats`
+    ledger.jsonl    one line for every plan that was tried, and what became of it
+
+Both only grow. A line counts once its line break is there: whoever opens the store next cuts off
+what a killed process left half written, and adds a record at most once, whatever other processes
+did meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from dcl.errors import ConfigError
+from dcl.splits import split_of
+from injection.proof import Attempt, Proof, injection_steps
+from injection.session import Run
+from injection.tasks import Task
+
+VERSION = 1
+"""Version of the fields under `injection`."""
+
+RECORDS, LEDGER = "records.jsonl", "ledger.jsonl"
+
+
+def make_record(
+    proof: Proof, clean: Attempt, task: Task, *, model: str, manipulator: str
+) -> dict[str, Any]:
+    """The record of a proof with outcome `proved` or `benign`.
+
+    Args:
+        proof: The proof; its attacked run is there.
+        clean: The run without an attack.
+        task: The task.
+        model: Name of the model that the agents run on.
+        manipulator: Name of the manipulator.
+
+    Raises:
+        ValueError: If the proof has no run.
+    """
+    plan, faulty = proof.plan, proof.faulty
+    if faulty is None:
+        raise ValueError(f"{plan.id}: {proof.outcome} has no run to record")
+    name = f"{task.benchmark}_{model}_{plan.system}_{task.id}_{plan.id}"
+    attacks = [_attack(proof, faulty, i) for i in range(len(plan.injections))]
+    faults = [_label(attack) for attack in attacks if attack["decisive"]]
+    failed = proof.outcome == "proved"
+    group = " ".join(task.question.lower().split())
+    return {
+        "id": name,
+        "metadata": {
+            "framework": plan.system,
+            "benchmark": task.benchmark,
+            "model": model,
+            "num_agents": len({call.agent for call in faulty.run.calls}),
+            "num_injected_agents": len(faults),
+            "task_type": task.domain,
+            "source": "injection",
+            "outcome": "failure" if failed else "success",
+            "split": split_of(group),
+            "verified": True,
+        },
+        "input": {
+            "query": task.question,
+            "conversation_history": _history(faulty.run),
+            "final_output": faulty.run.answer,
+        },
+        "output": {"faulty_agents": faults},
+        "ground_truth": {
+            "correct_answer": task.answer,
+            "injected_agents": [_label(a) for a in attacks if a["mode"] is not None],
+            "is_injection_successful": failed,
+            "is_normal_sample": not failed,
+        },
+        "injection": {
+            "version": VERSION,
+            "plan": plan.id,
+            "seed": plan.seed,
+            "manipulator": manipulator,
+            "attacks": attacks,
+            "replays": [replay.to_dict() for replay in proof.replays],
+            "minimal_causes": [list(subset) for subset in proof.minimal],
+            "verdicts": {
+                "clean": clean.verdict.to_dict(),
+                "faulty": faulty.verdict.to_dict(),
+            },
+            "alignment": align(faulty.run, clean.run),
+            "prompt_digests": [event.digest for event in faulty.run.events],
+            "cost": asdict(proof.cost),
+        },
+        "clean": {
+            "id": f"{task.benchmark}_{model}_{plan.system}_{task.id}_clean",
+            "input": {"query": task.question, "conversation_history": _history(clean.run)},
+            "metadata": {"outcome": "success"},
+        },
+    }
+
+
+def align(faulty: Run, clean: Run) -> list[tuple[int, int]]:
+    """Pairs of step numbers, from 1, of the same agent's turns in both runs, in order.
+
+    The n-th turn of an agent in one run goes with its n-th in the other; turns without a
+    counterpart are left out.
+    """
+    places = _numbered(clean)
+    return sorted((step, places[key]) for key, step in _numbered(faulty).items() if key in places)
+
+
+def _numbered(run: Run) -> dict[tuple[str, int], int]:
+    """Step number of each agent's n-th turn."""
+    seen: dict[str, int] = {}
+    steps = {}
+    for step, event in enumerate(run.events, start=1):
+        number = seen.get(event.agent, 0)
+        steps[event.agent, number] = step
+        seen[event.agent] = number + 1
+    return steps
+
+
+def _history(run: Run) -> list[dict[str, Any]]:
+    """Turns in the AEGIS schema."""
+    return [
+        {
+            "step": step,
+            "agent_name": event.agent,
+            "agent_role": event.role,
+            "content": event.content,
+            "phase": event.phase,
+        }
+        for step, event in enumerate(run.events, start=1)
+    ]
+
+
+def _attack(proof: Proof, faulty: Attempt, i: int) -> dict[str, Any]:
+    """One injection with all that it did."""
+    injection, firings = proof.plan.injections[i], faulty.firings[i]
+    return {
+        **injection.to_dict(),
+        "decisive": i in proof.decisive,
+        "fired": bool(firings),
+        "steps": injection_steps(faulty, i),
+        "turns": [asdict(firing) for firing in firings],
+    }
+
+
+def _label(attack: Mapping[str, Any]) -> dict[str, Any]:
+    """An attack as the AEGIS schema labels it, with the step of its first turn."""
+    return {
+        "agent_name": attack["agent"],
+        "error_type": attack["mode"],
+        "injection_strategy": attack["strategy"],
+        "step": attack["steps"][0],
+        "decisive": attack["decisive"],
+    }
+
+
+class Store:
+    """A folder of records that many processes may fill at once.
+
+    Args:
+        folder: Made if it is new.
+
+    Raises:
+        ConfigError: If the folder cannot be made, or holds lines that are no JSON.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (RECORDS, LEDGER):
+                (folder / name).touch()
+        except OSError as error:
+            raise ConfigError(f"{folder}: expected a place for records: {error}") from None
+        self._lock = FileLock(folder / "lock")
+        self._read = {RECORDS: 0, LEDGER: 0}
+        self._done: dict[str, str] = {}
+        self._kept: set[str] = set()
+        with self._lock:
+            self._refresh()
+
+    def outcomes(self) -> dict[str, str]:
+        """What became of each plan so far, by its id."""
+        with self._lock:
+            self._refresh()
+        return dict(self._done)
+
+    def add(
+        self, id: str, outcome: str, record: Mapping[str, Any] | None = None, **notes: Any
+    ) -> bool:
+        """Add what became of a plan, unless somebody has already.
+
+        Args:
+            id: The plan.
+            outcome: What became of it.
+            record: Its record, if it gave one.
+            notes: Further fields of its line in the ledger.
+
+        Returns:
+            Whether it was added.
+        """
+        with self._lock:
+            self._refresh()
+            if id in self._done:
+                return False
+            if record is not None:
+                self._append(RECORDS, record)
+            self._append(LEDGER, {"id": id, "outcome": outcome, **notes})
+            self._refresh()
+        return True
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        """One line in one write."""
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        with (self.folder / name).open("ab") as stream:
+            stream.write(line)
+
+    def _refresh(self) -> None:
+        """Learn what is new, cut off what is torn, and note records that the ledger has missed."""
+        for row in self._news(LEDGER):
+            self._done[row["id"]] = row["outcome"]
+        for row in self._news(RECORDS):
+            self._kept.add(row["injection"]["plan"])
+        for plan in self._kept - self._done.keys():
+            self._append(LEDGER, {"id": plan, "outcome": "proved"})
+            self._done[plan] = "proved"
+
+    def _news(self, name: str) -> list[dict[str, Any]]:
+        """Whole lines since the last look."""
+        file = self.folder / name
+        with file.open("rb") as stream:
+            stream.seek(self._read[name])
+            new = stream.read()
+        whole = new.rfind(b"\n") + 1
+        if whole < len(new):
+            os.truncate(file, self._read[name] + whole)
+        self._read[name] += whole
+        try:
+            return [json.loads(text) for text in new[:whole].splitlines()]
+        except ValueError as error:
+            raise ConfigError(f"{file}: expected JSON on every line: {error}") from None

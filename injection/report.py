@@ -1,0 +1,134 @@
+"""What a folder of records holds, what was tried for it, and whether it can be trusted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dcl.errors import ConfigError
+from dcl.formats import read_examples
+from injection.probes import probe_records
+from injection.records import LEDGER, RECORDS
+from injection.repair import Share
+
+
+def summarise(counts: Mapping[str, int], out: Path) -> str:
+    """One paragraph about a run."""
+    tried = sum(counts.values())
+    listed = ", ".join(f"{name} {n}" for name, n in sorted(counts.items(), key=lambda p: -p[1]))
+    return f"{counts.get('proved', 0)} proved records of {tried} plans in {out}\n{listed}"
+
+
+def write_report(folder: Path) -> str:
+    """The report on a folder as Markdown.
+
+    Args:
+        folder: What `collect` filled.
+
+    Raises:
+        ConfigError: If the folder holds no records.
+    """
+    if not (folder / RECORDS).is_file():
+        raise ConfigError(f"{folder}: expected {RECORDS}; start with `python -m injection run`")
+    ledger = [row for row in _rows(folder / LEDGER) if not row["id"].startswith("group-")]
+    records = list(_rows(folder / RECORDS))
+    faulty = [row for row in records if row["ground_truth"]["is_injection_successful"]]
+    parts = [
+        f"# {len(faulty)} proved failures, {len(records) - len(faulty)} benign rewrites",
+        _table("Outcomes of plans", Counter(row["outcome"] for row in ledger)),
+        _success("Mode", ledger, lambda fault: str(fault["mode"])),
+        _success("Strategy", ledger, lambda fault: str(fault["strategy"])),
+        _table("System", Counter(row["metadata"]["framework"] for row in faulty)),
+        _table("Benchmark", Counter(row["metadata"]["benchmark"] for row in faulty)),
+        _table("Split", Counter(row["metadata"]["split"] for row in faulty)),
+        _table("Third of the run", Counter(_third(row, a) for row in faulty for a in _hot(row))),
+        _table("Turns", Counter(_bucket(row) for row in faulty)),
+        _table("Decisive faults", Counter(len(_hot(row)) for row in faulty)),
+        _table("Faults that did not matter", Counter(_idle(row) for row in faulty)),
+        _costs(records),
+        _probe_table(folder),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _rows(file: Path) -> Iterable[dict[str, Any]]:
+    """Whole lines of a file."""
+    with file.open(encoding="utf-8") as stream:
+        for line in stream:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _table(title: str, counts: Mapping[Any, int]) -> str:
+    """Counts, largest first; numbers in their order."""
+    numeric = all(isinstance(key, int) for key in counts)
+    order = sorted(counts) if numeric else sorted(counts, key=lambda key: (-counts[key], key))
+    lines = [f"| {key} | {counts[key]} |" for key in order]
+    return "\n".join([f"| {title} | n |", "| --- | ---: |", *lines])
+
+
+def _success(
+    title: str, ledger: Sequence[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], str]
+) -> str:
+    """How often plans with one fault were proved, of those that could be carried out."""
+    tried: Counter[str] = Counter()
+    proved: Counter[str] = Counter()
+    for row in ledger:
+        faults = row.get("faults") or ()
+        if len(faults) == 1 and faults[0]["mode"] and row["outcome"] in ("proved", "still_right"):
+            tried[key(faults[0])] += 1
+            proved[key(faults[0])] += row["outcome"] == "proved"
+    lines = [f"| {name} | {Share(proved[name], tried[name])} |" for name in sorted(tried)]
+    return "\n".join([f"| {title}, one fault | broke the run |", "| --- | --- |", *lines])
+
+
+def _hot(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Decisive attacks of a record."""
+    return [attack for attack in row["injection"]["attacks"] if attack["decisive"]]
+
+
+def _idle(row: Mapping[str, Any]) -> int:
+    """Number of attacks of a record that did not matter."""
+    return len(row["injection"]["attacks"]) - len(_hot(row))
+
+
+def _third(row: Mapping[str, Any], attack: Mapping[str, Any]) -> str:
+    """First, second or last third of the run in which an attack struck first."""
+    turns = len(row["input"]["conversation_history"])
+    return ("first", "second", "last")[min(2, 3 * (attack["steps"][0] - 1) // turns)]
+
+
+def _bucket(row: Mapping[str, Any]) -> str:
+    """Length of a run."""
+    turns = len(row["input"]["conversation_history"])
+    return "1-5" if turns < 6 else "6-10" if turns < 11 else "11-20" if turns < 21 else "over 20"
+
+
+def _costs(records: Sequence[Mapping[str, Any]]) -> str:
+    """What a record took on average, with its replays."""
+    if not records:
+        return ""
+    costs = [row["injection"]["cost"] for row in records]
+    means = {key: sum(cost[key] for cost in costs) / len(costs) for key in costs[0]}
+    lines = [f"| {key.replace('_', ' ')} | {value:.0f} |" for key, value in means.items()]
+    return "\n".join(["| Cost of a record, replays included | mean |", "| --- | ---: |", *lines])
+
+
+def _probe_table(folder: Path) -> str:
+    """What can be guessed without understanding, with warnings."""
+    found = probe_records(read_examples(folder / RECORDS))
+    if not found.probes:
+        return ""
+    lines = [
+        f"| {p.name} | {Share(p.hits, p.total)} | {100 * p.chance:.1f} % | "
+        f"{'WARNING' if p.is_loud else 'fine'} |"
+        for p in found.probes
+    ]
+    table = ["| Probe | finds the attacked turn | chance | |", "| --- | --- | --- | --- |", *lines]
+    if found.markers:
+        words = ", ".join(f"{word} ({count})" for word, count in found.markers)
+        table.append(f"\nWords that nearly always stand in attacked turns: {words}.")
+    return "\n".join(table)

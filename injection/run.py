@@ -1,0 +1,242 @@
+"""The whole of it: clean runs, plans, proofs, records; resumable, and on many cores."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from itertools import repeat
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from dcl.errors import ConfigError
+from injection.endpoint import Endpoint, EndpointConfig, LlmManipulator
+from injection.errors import CheckError, ModelError
+from injection.manipulator import Manipulator, Rules
+from injection.plans import PlanConfig, make_plans
+from injection.proof import Prover
+from injection.records import Store, make_record
+from injection.scripted import Scripted
+from injection.session import Model
+from injection.systems import SYSTEMS, find_system
+from injection.tasks import Task, own_tasks, read_tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedConfig:
+    """Scripted agents."""
+
+    skill: float = 0.6
+    """Share of (agent, task) pairs that can be solved without help, 0 to 1."""
+    slip: float = 0.6
+    """Share of solutions whose first draft holds a slip, 0 to 1."""
+    care: float = 0.4
+    """Share of (agent, task) pairs where work of others is checked before it is used, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One collection of injected failures."""
+
+    out: str
+    """Folder of the records; a folder that exists is continued."""
+    systems: tuple[str, ...] = tuple(SYSTEMS)
+    """Names of systems."""
+    tasks: tuple[str, ...] = ()
+    """Published task files; none means the sets that ship."""
+    tasks_per_file: int = 0
+    """Most tasks of each file, 0 for all."""
+    agents: Literal["scripted", "endpoint"] = "scripted"
+    """What the agents run on."""
+    manipulator: Literal["rules", "endpoint"] = "rules"
+    """What rewrites texts."""
+    scripted: ScriptedConfig = field(default_factory=ScriptedConfig)
+    """Read where `agents` is `scripted`."""
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+    """Read where something runs on an endpoint."""
+    plans: PlanConfig = field(default_factory=PlanConfig)
+    """What is injected."""
+    seed: int = 1
+    """Of agents, plans and wording."""
+    workers: int = 2
+    """Processes for scripted agents, threads for an endpoint; > 0."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        if self.workers < 1 or self.tasks_per_file < 0:
+            raise ConfigError("expected workers > 0 and tasks_per_file >= 0")
+        for name in self.systems:
+            find_system(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One system on one task.
+
+    Args:
+        number: Its place in the order of all.
+        system: Name of the system.
+        task: The task.
+    """
+
+    number: int
+    system: str
+    task: Task
+
+    @property
+    def name(self) -> str:
+        """System, benchmark and task."""
+        return f"{self.system}/{self.task.benchmark}/{self.task.id}"
+
+    @property
+    def key(self) -> str:
+        """Name in the ledger and of its lease."""
+        return "group-" + hashlib.sha256(self.name.encode()).hexdigest()[:16]
+
+
+def list_groups(config: RunConfig) -> list[Group]:
+    """Every system on every task, in an order that mixes both."""
+    most = config.tasks_per_file or None
+    files = config.tasks
+    tasks = [t for f in files for t in read_tasks(f)[:most]] if files else own_tasks(most)
+    pairs = [(system, task) for task in tasks for system in config.systems]
+    return [Group(i, system, task) for i, (system, task) in enumerate(pairs)]
+
+
+def collect(config: RunConfig) -> dict[str, int]:
+    """Run everything that is not done yet.
+
+    Args:
+        config: What to run.
+
+    Returns:
+        How many plans of the folder ended how.
+
+    Raises:
+        BudgetError: If the budget is used up; what is done is kept, and a later call goes on.
+    """
+    minds_of.cache_clear()  # each collection has a budget of its own
+    store = Store(Path(config.out))
+    (Path(config.out) / "leases").mkdir(exist_ok=True)
+    done = store.outcomes()
+    groups = [group for group in list_groups(config) if group.key not in done]
+    spread_local(config)(_work, config, groups)
+    counts: dict[str, int] = {}
+    for id, outcome in store.outcomes().items():
+        if not id.startswith("group-"):
+            counts[outcome] = counts.get(outcome, 0) + 1
+    return counts
+
+
+Work = Callable[[RunConfig, Group, bool], bool]
+Spread = Callable[[Work, RunConfig, Sequence[Group]], None]
+
+
+def spread_local(config: RunConfig) -> Spread:
+    """Work on this machine: in processes where agents compute, in threads where they wait.
+
+    Another executor is another `Spread`: it calls `work(config, group, wait)` once for each group
+    without waiting for groups that others hold, and then again for those that gave False.
+    """
+    threads = "endpoint" in (config.agents, config.manipulator)
+
+    def spread(work: Work, config: RunConfig, groups: Sequence[Group]) -> None:
+        if config.workers == 1:
+            left = [group for group in groups if not work(config, group, False)]
+            for group in left:
+                work(config, group, True)
+            return
+        with _pool(config.workers, threads) as pool:
+            try:
+                finished = list(pool.map(work, repeat(config), groups, repeat(False)))
+                left = [g for g, ok in zip(groups, finished, strict=True) if not ok]
+                list(pool.map(work, repeat(config), left, repeat(True)))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    return spread
+
+
+def _pool(workers: int, threads: bool) -> Executor:
+    """Threads, or fresh processes."""
+    if threads:
+        return ThreadPoolExecutor(workers)
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _work(config: RunConfig, group: Group, wait: bool) -> bool:
+    """One group under a lease; False if another process holds it and we are not to wait."""
+    out = Path(config.out)
+    try:
+        with FileLock(out / "leases" / group.key, timeout=-1 if wait else 0):
+            store = _store(config.out)
+            done = store.outcomes()
+            if group.key not in done:
+                _run_group(config, group, store, done)
+    except Timeout:
+        return False
+    return True
+
+
+def _run_group(config: RunConfig, group: Group, store: Store, done: dict[str, str]) -> None:
+    """The clean run of a group and all its plans."""
+    model, manipulator = minds_of(config)
+    prover = Prover(find_system(group.system), group.task, model, manipulator)
+    try:
+        right = prover.clean.verdict.right
+    except (ModelError, CheckError) as error:
+        store.add(f"failed-{group.key}", "no_clean_run", reason=str(error), group=group.name)
+        return
+    plans = make_plans(
+        config.plans,
+        group.system,
+        group.name.partition("/")[2],
+        prover.clean.run,
+        group=group.number,
+        seed=config.seed,
+    )
+    complete = True
+    for plan in plans if right else ():
+        if plan.id in done:
+            continue
+        try:
+            proof = prover.prove(plan)
+        except (ModelError, CheckError):
+            complete = False  # says nothing about the plan; the next start tries again
+            continue
+        record = None
+        if proof.outcome in ("proved", "benign"):
+            record = make_record(
+                proof, prover.clean, group.task, model=model.name, manipulator=manipulator.name
+            )
+        faults = [i.to_dict() for i in plan.injections]
+        store.add(
+            plan.id, proof.outcome, record, group=group.name, faults=faults, reason=proof.reason
+        )
+    if complete:
+        store.add(group.key, "clean_right" if right else "clean_wrong", group=group.name)
+
+
+@cache
+def _store(out: str) -> Store:
+    """The store of this process."""
+    return Store(Path(out))
+
+
+@cache
+def minds_of(config: RunConfig) -> tuple[Model, Manipulator]:
+    """What agents run on, and what rewrites texts, once for a process."""
+    endpoint = (
+        Endpoint(config.endpoint) if "endpoint" in (config.agents, config.manipulator) else None
+    )
+    scripted = Scripted(config.seed, **asdict(config.scripted))
+    model: Model = endpoint if endpoint and config.agents == "endpoint" else scripted
+    if endpoint and config.manipulator == "endpoint":
+        return model, LlmManipulator(endpoint)
+    return model, Rules()

@@ -1,0 +1,211 @@
+"""Tasks with known answers: readers of published files, and small sets of our own.
+
+A reader takes the file as its publisher ships it (JSON lines, a JSON list, gzip or xz) and knows
+it by its keys. The sets in `injection/data` have the same layouts, so they use the same readers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dcl.errors import ConfigError, TraceError
+from dcl.trajectory import expect_list, expect_object, expect_str
+
+DATA = Path(__file__).parent / "data"
+
+Kind = Literal["number", "latex", "code", "choice", "quantity", "text"]
+
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+_LETTERS = "ABCDEFGHIJ"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question with its answer.
+
+    Args:
+        id: Unique in its benchmark.
+        benchmark: Name of the set, as the AEGIS schema has it.
+        kind: Which checker judges answers.
+        question: All that a system is shown.
+        answer: Reference answer, in the form the checker reads.
+        extra: What else the checker needs: options, unit, tests.
+    """
+
+    id: str
+    benchmark: str
+    kind: Kind
+    question: str
+    answer: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def domain(self) -> str:
+        """Subject in one word, as records and instructions use it."""
+        names = {"number": "math", "latex": "math", "code": "code_generation"}
+        return names.get(self.kind, {"quantity": "science"}.get(self.kind, "reasoning"))
+
+
+def read_tasks(path: str | Path) -> list[Task]:
+    """Every task of a published file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Tasks in the order of the file.
+
+    Raises:
+        ConfigError: If there is no such file.
+        TraceError: If a record has the keys of no known set, or a field is missing.
+    """
+    file = Path(path)
+    tasks: list[Task] = []
+    for place, row in _rows(file):
+        record = expect_object(row, place)
+        reader = next((read for keys, read in _READERS if keys <= record.keys()), None)
+        if reader is None:
+            known = "; ".join(", ".join(sorted(keys)) for keys, _ in _READERS)
+            raise TraceError(place, f"expected a task with one of the sets of keys {known}")
+        tasks.append(reader(record, place, f"{file.name.split('.')[0]}-{len(tasks)}"))
+    return tasks
+
+
+def own_tasks(limit: int | None = None) -> list[Task]:
+    """The sets that ship with the project, one after another.
+
+    Args:
+        limit: Most tasks of each set; None means all.
+    """
+    return [task for file in sorted(DATA.glob("*.jsonl")) for task in read_tasks(file)[:limit]]
+
+
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Records with their place."""
+    try:
+        with _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8") as stream:
+            text = stream.read()
+    except OSError as error:
+        raise ConfigError(f"{file}: expected a file of tasks: {error}") from None
+    if text.lstrip().startswith("["):
+        yield from ((f"{file}[{i}]", row) for i, row in enumerate(_load(text, str(file))))
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield f"{file}:{number}", _load(line, f"{file}:{number}")
+
+
+def _load(text: str, place: str) -> Any:
+    """JSON, or an error that names its place."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise TraceError(place, f"expected JSON: {error}") from None
+
+
+def _gsm8k(row: Mapping[str, Any], place: str, id: str) -> Task:
+    """GSM8K: the number after `####`."""
+    answer = expect_str(row, "answer", place)
+    return Task(
+        id, "GSM8K", "number", expect_str(row, "question", place), answer.rpartition("####")[2]
+    )
+
+
+def _math(row: Mapping[str, Any], place: str, id: str) -> Task:
+    """MATH: the last boxed expression of the solution."""
+    from injection.checkers import boxed
+
+    solution = expect_str(row, "solution", place)
+    answer = boxed(solution)
+    if answer is None:
+        raise TraceError(f"{place}.solution", r"expected \boxed{...}, found none")
+    return Task(id, "MATH", "latex", expect_str(row, "problem", place), answer)
+
+
+def _humaneval(row: Mapping[str, Any], place: str, id: str) -> Task:
+    """HumanEval: prompt, entry point and `check(candidate)`."""
+    prompt = expect_str(row, "prompt", place)
+    extra = {
+        "prompt": prompt,
+        "test": expect_str(row, "test", place),
+        "entry_point": expect_str(row, "entry_point", place),
+    }
+    solution = expect_str(row, "canonical_solution", place, default="")
+    question = f"Complete this function. Reply with the whole function.\n\n{prompt}"
+    return Task(
+        expect_str(row, "task_id", place), "HumanEval", "code", question, prompt + solution, extra
+    )
+
+
+def _mmlu_pro(row: Mapping[str, Any], place: str, id: str) -> Task:
+    """MMLU-Pro: up to ten options and the index or letter of the right one."""
+    options = [str(option) for option in expect_list(row, "options", place)]
+    index = row.get("answer_index")
+    answer = _LETTERS[index] if isinstance(index, int) else expect_str(row, "answer", place)
+    return _choice("MMLU-Pro", row, place, str(row.get("question_id", id)), options, answer)
+
+
+def _mmlu(row: Mapping[str, Any], place: str, id: str) -> Task:
+    """MMLU: four options and the index of the right one."""
+    options = [str(option) for option in expect_list(row, "choices", place)]
+    index = row["answer"]
+    answer = _LETTERS[index] if isinstance(index, int) else str(index)
+    return _choice("MMLU", row, place, id, options, answer)
+
+
+def _choice(
+    benchmark: str, row: Mapping[str, Any], place: str, id: str, options: list[str], answer: str
+) -> Task:
+    """A question with its options below it."""
+    if not 2 <= len(options) <= len(_LETTERS) or answer not in _LETTERS[: len(options)]:
+        raise TraceError(place, f"expected 2 to 10 options and a letter of one, got {answer!r}")
+    listed = "\n".join(f"{letter}) {text}" for letter, text in zip(_LETTERS, options, strict=False))
+    question = f"{expect_str(row, 'question', place)}\n{listed}"
+    return Task(id, benchmark, "choice", question, answer, {"options": options})
+
+
+def _scibench(row: Mapping[str, Any], place: str, id: str) -> Task:
+    """SciBench: a number and, in a field of its own, its unit."""
+    unit = expect_str(row, "unit", place, default="").strip()
+    question = expect_str(row, "problem_text", place).strip()
+    if unit:
+        question = f"{question} Give the result in {unit}."
+    number = expect_str(row, "answer_number", place).strip()
+    return Task(
+        str(row.get("problemid", id)).strip(),
+        "SciBench",
+        "quantity",
+        question,
+        number,
+        {"unit": unit},
+    )
+
+
+def _gaia(row: Mapping[str, Any], place: str, id: str) -> Task:
+    """GAIA: a short text, a number, or a list."""
+    return Task(
+        expect_str(row, "task_id", place),
+        "GAIA",
+        "text",
+        expect_str(row, "Question", place),
+        expect_str(row, "Final answer", place),
+        {"level": str(row.get("Level", ""))},
+    )
+
+
+_Reader = Callable[[Mapping[str, Any], str, str], Task]
+_READERS: tuple[tuple[frozenset[str], _Reader], ...] = (
+    (frozenset({"prompt", "test", "entry_point", "task_id"}), _humaneval),
+    (frozenset({"task_id", "Question", "Final answer"}), _gaia),
+    (frozenset({"problem_text", "answer_number"}), _scibench),
+    (frozenset({"problem", "solution"}), _math),
+    (frozenset({"question", "options"}), _mmlu_pro),
+    (frozenset({"question", "choices", "answer"}), _mmlu),
+    (frozenset({"question", "answer"}), _gsm8k),
+)

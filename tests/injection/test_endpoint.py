@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_server import FAULTS, FaultServer, serve
+from worlds import STORY, WORK, scene
+
+from dcl.errors import ConfigError
+from dcl.taxonomy import MODES, ErrorMode
+from injection.endpoint import Endpoint, EndpointConfig, LlmManipulator, redact
+from injection.errors import AttackError, BudgetError, ModelError
+from injection.instructions import find_order
+from injection.plans import PlanConfig
+from injection.records import LEDGER, RECORDS
+from injection.run import RunConfig, collect
+from injection.session import Brief, Message
+
+KEY = "sk-verysecretkey0123456789"
+ASK = (Message("system", "s"), Message("user", "2 + 2?"))
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def endpoint(server: FaultServer, **more: Any) -> Endpoint:
+    config = EndpointConfig(base_url=server.url, model="folder/tiny", **({"timeout": 30.0} | more))
+    return Endpoint(config, sleep=lambda seconds: None)
+
+
+def test_temperature_seed_and_limit_are_really_sent() -> None:
+    with serve() as server:
+        model = endpoint(server, seed=9, max_tokens=77)
+        reply = model.complete(ASK, temperature=0.3)
+    (request,) = server.requests
+    assert (request["temperature"], request["seed"], request["max_tokens"]) == (0.3, 9, 77)
+    assert request["model"] == "folder/tiny"
+    assert request["messages"] == [message._asdict() for message in ASK]
+    assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("Answer: 4", 11, 5)
+    assert model.name == "tiny"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_passing_fault_is_tried_again(fault: str) -> None:
+    with serve(fault) as server:
+        assert endpoint(server).complete(ASK, temperature=0).text == "Answer: 4"
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_lasting_fault_is_an_error_and_never_a_text(fault: str) -> None:
+    with serve(*[fault] * 50) as server:
+        model = endpoint(server, retries=1)
+        with pytest.raises(ModelError) as caught:
+            model.complete(ASK, temperature=0)
+    assert "127.0.0.1" in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_bytes_that_trickle_run_into_the_timeout() -> None:
+    with serve("slow") as server, pytest.raises(ModelError, match="no whole reply"):
+        endpoint(server, retries=0, timeout=0.5).complete(ASK, temperature=0)
+
+
+def test_the_whole_request_is_the_key_of_the_cache(tmp_path: Path) -> None:
+    with serve() as server:
+        model = endpoint(server, cache=str(tmp_path))
+        for _ in range(2):
+            model.complete(ASK, temperature=0)
+        endpoint(server, cache=str(tmp_path)).complete(ASK, temperature=0)
+        assert len(server.requests) == 1
+        model.complete(ASK, temperature=0.1)
+        model.complete(ASK, temperature=0, seed=5)
+        model.complete(ASK[1:], temperature=0)
+        endpoint(server, cache=str(tmp_path), max_tokens=5).complete(ASK, temperature=0)
+        assert len(server.requests) == 5
+        for file in tmp_path.rglob("*.json"):
+            file.write_text('{"text": ')
+        assert endpoint(server, cache=str(tmp_path)).complete(ASK, temperature=0).text
+        assert len(server.requests) == 6
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".json"]
+
+
+def test_a_budget_ends_the_work_before_the_next_request() -> None:
+    with serve() as server:
+        model = endpoint(server, budget_calls=2)
+        for seed in (1, 2):
+            model.complete(ASK, temperature=0, seed=seed)
+        model.complete(ASK, temperature=0, seed=1)  # known, costs nothing
+        with pytest.raises(BudgetError, match="budget of 2 calls"):
+            model.complete(ASK, temperature=0, seed=3)
+        tokens = endpoint(server, budget_tokens=16)
+        tokens.complete(ASK, temperature=0)
+        with pytest.raises(BudgetError, match="budget of 16 tokens"):
+            tokens.complete(ASK, temperature=0, seed=2)
+    assert len(server.requests) == 3
+
+
+def test_no_more_requests_at_a_time_than_allowed() -> None:
+    with serve(*["wait"] * 12) as server:
+        model = endpoint(server, concurrency=2)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda seed: model.complete(ASK, temperature=0, seed=seed), range(12)))
+    assert len(server.requests) == 12
+    assert server.most <= 2
+
+
+def test_requests_are_spread_over_the_minute() -> None:
+    waits: list[float] = []
+    with serve() as server:
+        config = EndpointConfig(base_url=server.url, model="m", requests_per_minute=1)
+        model = Endpoint(config, sleep=waits.append)
+        for seed in range(3):
+            model.complete(ASK, temperature=0, seed=seed)
+    assert len(waits) == 2
+    assert 0 < waits[0] <= 60 < waits[1] <= 120
+
+
+def test_a_configuration_that_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected the name of a model"):
+        Endpoint(EndpointConfig())
+    for wrong in ({"timeout": 0}, {"retries": -1}, {"concurrency": 0}):
+        with pytest.raises(ConfigError):
+            EndpointConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_secrets_are_taken_out_of_any_text() -> None:
+    text = redact(f"Bearer abc.def {KEY} http://user:pass@host/v1 my-own-key", "my-own-key")
+    for secret in ("abc.def", KEY, "user", "pass", "my-own-key"):
+        assert secret not in text
+
+
+def test_each_mode_is_asked_of_the_model_with_its_definition() -> None:
+    with serve(text="Something else. Answer: 5") as server:
+        manipulator = LlmManipulator(endpoint(server, rewrite_temperature=0.9))
+        for mode in MODES:
+            assert manipulator.corrupt(WORK, mode, scene()) == "Something else. Answer: 5"
+            brief = Brief(STORY, (), "Give your solution.")
+            after = Brief.parse(manipulator.inject(brief.render(), mode, scene()))
+            assert (after.task, after.request) == (STORY, "Something else. Answer: 5")
+        manipulator.rephrase(WORK, scene())
+    assert len(server.requests) == 29
+    assert {request["temperature"] for request in server.requests} == {0.9}
+    for mode, (corrupted, injected) in zip(
+        MODES, zip(server.requests[:-1:2], server.requests[1::2], strict=True), strict=True
+    ):
+        for request in (corrupted, injected):
+            user = request["messages"][1]["content"]
+            assert mode.definition in user
+            assert find_order(user) is mode
+    assert "Keep every fact" in server.requests[-1]["messages"][1]["content"]
+
+
+def test_a_model_that_gives_the_text_back_makes_no_attack() -> None:
+    with serve(text=f" {WORK}\n") as server, pytest.raises(AttackError, match="as it was"):
+        LlmManipulator(endpoint(server)).corrupt(WORK, ErrorMode.FM_2_6, scene())
+
+
+def config(server: FaultServer, out: Path, **more: Any) -> RunConfig:
+    wire: dict[str, Any] = {"base_url": server.url, "model": "tiny", "retries": 1, "timeout": 30.0}
+    return RunConfig(
+        out=str(out),
+        systems=("macnet_chain",),
+        tasks_per_file=1,
+        manipulator="endpoint",
+        plans=PlanConfig(per_task=3, max_faults=1),
+        endpoint=EndpointConfig(**(wire | {"cache": str(out / "cache")} | more)),
+        workers=1,
+    )
+
+
+def records_of(out: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (out / RECORDS).read_text().splitlines()]
+    return sorted(rows, key=lambda row: str(row["id"]))
+
+
+@pytest.mark.parametrize("faults", [["broken", "cut", "empty"], FAULTS * 3])
+def test_faults_of_the_server_lose_and_mislabel_nothing(faults: list[str], tmp_path: Path) -> None:
+    with serve(text="Answer: 5") as server:
+        collect(config(server, tmp_path / "calm"))
+    with serve(*faults, text="Answer: 5") as server:
+        for _ in range(12):
+            collect(config(server, tmp_path / "rough", retries=0))
+            if not server.faults:
+                break
+        collect(config(server, tmp_path / "rough", retries=0))
+    calm, rough = records_of(tmp_path / "calm"), records_of(tmp_path / "rough")
+    assert calm == rough
+    assert calm
+    assert all(
+        turn["after"] == "Answer: 5"
+        for row in rough
+        for a in row["injection"]["attacks"]
+        if a["strategy"] == "response_corruption"
+        for turn in a["turns"]
+    )
+
+
+def test_a_used_up_budget_stops_cleanly_and_goes_on_later(tmp_path: Path) -> None:
+    with serve(text="Answer: 5") as server:
+        collect(config(server, tmp_path / "whole"))
+        starts = 0
+        while True:
+            starts += 1
+            try:
+                collect(config(server, tmp_path / "parts", budget_calls=2))
+                break
+            except BudgetError:
+                assert starts < 40
+    assert starts > 2
+    assert records_of(tmp_path / "parts") == records_of(tmp_path / "whole")
+
+
+def test_no_secret_reaches_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serve("refused", "good", "refused", text=f"Answer: 5, and my key is {KEY}") as server:
+        for _ in range(3):
+            collect(config(server, tmp_path, retries=0))
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {RECORDS, LEDGER} <= {file.name for file in files}
+    assert any(KEY in header["authorization"] for header in server.headers)
+    assert not [file for file in files if KEY.encode() in file.read_bytes()]
+    out = capfd.readouterr()
+    assert KEY not in out.out + out.err

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from dcl.errors import ConfigError, TraceError
+from injection.checkers import check
+from injection.english import solve
+from injection.tasks import Task, own_tasks, read_tasks
+
+ROWS = {
+    "GSM8K": {"question": "1 + 1?", "answer": "It is 2.\n#### 2"},
+    "MATH": {"problem": "p", "solution": r"so \boxed{\frac{1}{2}}", "level": "Level 1"},
+    "HumanEval": {
+        "task_id": "HumanEval/0",
+        "prompt": "def f(x):\n",
+        "canonical_solution": "    return x\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+        "entry_point": "f",
+    },
+    "MMLU-Pro": {"question_id": 7, "question": "q", "options": ["a", "b"], "answer_index": 1},
+    "MMLU": {"question": "q", "choices": ["a", "b", "c", "d"], "answer": 3},
+    "SciBench": {"problem_text": "p", "answer_number": " 5.0", "unit": "m", "problemid": "1.1"},
+    "GAIA": {"task_id": "x", "Question": "q", "Final answer": "17", "Level": 1},
+}
+ANSWERS = {"GSM8K": "2", "MATH": r"\frac{1}{2}", "MMLU-Pro": "B", "MMLU": "D", "GAIA": "17"}
+
+
+@pytest.mark.parametrize("benchmark", ROWS)
+def test_a_published_layout_is_known_by_its_keys(benchmark: str, tmp_path: Path) -> None:
+    lines = tmp_path / "set.jsonl"
+    lines.write_text(json.dumps(ROWS[benchmark]) + "\n")
+    packed = tmp_path / "set.json.gz"
+    with gzip.open(packed, "wt") as stream:
+        json.dump([ROWS[benchmark]], stream)
+    (task,), (again,) = read_tasks(lines), read_tasks(packed)
+    assert task == again
+    assert task.benchmark == benchmark
+    assert task.answer.strip() == ANSWERS.get(benchmark, task.answer.strip())
+
+
+def test_an_unknown_layout_says_what_was_expected(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"text": 1}\n')
+    with pytest.raises(TraceError, match="expected a task with one of the sets of keys"):
+        read_tasks(file)
+    file.write_text("{\n")
+    with pytest.raises(TraceError, match=r"x\.jsonl:1: expected JSON"):
+        read_tasks(file)
+    with pytest.raises(ConfigError, match="expected a file of tasks"):
+        read_tasks(tmp_path / "absent.jsonl")
+
+
+def test_every_kind_ships_with_tasks_that_scripted_agents_understand() -> None:
+    tasks = own_tasks()
+    assert {task.kind for task in tasks} == {
+        "number",
+        "latex",
+        "code",
+        "choice",
+        "quantity",
+        "text",
+    }
+    for task in tasks:
+        assert check(task, answer_of(task)).right, task.id
+
+
+def answer_of(task: Task) -> str:
+    solution = solve(task.question)
+    assert solution is not None, task.id
+    return f"```python\n{solution.code}```" if solution.code else f"Answer: {solution.answer}"
+
+
+def test_tasks_are_told_apart_and_limited() -> None:
+    names = [(task.benchmark, task.id) for task in own_tasks()]
+    assert len(set(names)) == len(names)
+    assert len(own_tasks(1)) == 6
