@@ -123,12 +123,18 @@ class OnnxScorer:
         scores, start = [], 0
         for bag in bags:
             stop = start + len(bag.windows)
-            scores.append(self._score(bag, vectors[start:stop], vectors[stop]))
+            scores.append(self.score(bag, vectors[start:stop], vectors[stop]))
             start = stop + 1
         return scores
 
-    def _score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
-        """One head call."""
+    def score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
+        """Score one bag whose turns were encoded before: one head call.
+
+        Args:
+            bag: The bag.
+            vectors: `(T, E)` float32, what `encoder` gave for its windows.
+            task: `(E,)` float32, what `encoder` gave for its task.
+        """
         feed = {name: array[None] for name, array in head_inputs(bag, vectors, task, self.lexicon)}
         return Logits(*(output[0] for output in self.head.run(list(OUTPUTS), feed)))
 
