@@ -34,6 +34,11 @@ class DurableRuns:
         self._journal = journal
         self._compact_bytes = compact_bytes
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether a restart continues the open runs."""
+        return self._journal is not None
+
     def recover(self) -> list[Event]:
         """Bring back what the last process left; call it once, before all else.
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from dcl.errors import ConfigError
 
@@ -48,16 +49,18 @@ class Journal:
         self.folder = folder
         self.nbytes = 0
         self._number = 0
+        self._file: FileIO | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(folder / _LOCK, "ab")  # noqa: SIM115: held as long as the journal
-            self._file: BinaryIO = self._lock
-            if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another process keeps its state there") from None
+            self._lock = FileIO(folder / _LOCK, "a")
         except OSError as error:
             raise ConfigError(f"{folder}: cannot keep state there: {error.strerror}") from None
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ConfigError(f"{folder}: another process keeps its state there") from None
 
     def recover(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """What was there when the last process ended; call it once, before all else.
@@ -71,12 +74,9 @@ class Journal:
         header, *open_runs = self._snapshot()
         self._number = int(header["journal"])
         file = self._path(self._number)
-        content = file.read_bytes() if file.exists() else b""
-        arrived, whole = _lines(content)
-        self._file = open(file, "r+b" if file.exists() else "w+b")  # noqa: SIM115
-        self._file.truncate(whole)
-        self._file.seek(whole)
-        self.nbytes = whole
+        arrived, self.nbytes = _lines(file.read_bytes() if file.exists() else b"")
+        self._file = FileIO(file, "r+" if file.exists() else "w+")
+        self._cut()
         for old in self.folder.glob("journal-*.jsonl"):
             if old != file:
                 old.unlink()
@@ -93,10 +93,16 @@ class Journal:
             OSError: If they cannot be written.
         """
         data = b"".join(_line(row) for row in rows)
-        self._file.write(data)
-        self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
+        file = self._journal()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            if durable:
+                os.fsync(file.fileno())
+        except OSError:
+            self._cut()  # half a line would hide what is written after it
+            raise
         self.nbytes += len(data)
 
     def compact(self, rows: Iterable[Row]) -> None:
@@ -112,23 +118,35 @@ class Journal:
         written = self.folder / f".{_SNAPSHOT}.tmp"
         with open(written, "wb") as stream:
             stream.write(_line({"schema": SCHEMA, "journal": self._number + 1}))
-            count = 0
-            for count, row in enumerate(rows, start=1):
-                stream.write(_line(row))
+            count = sum(1 for row in rows if stream.write(_line(row)))
             stream.write(_line({"rows": count}))
             stream.flush()
             os.fsync(stream.fileno())
-        fresh = open(following, "w+b")  # noqa: SIM115: it is the journal from here on
+        fresh = FileIO(following, "w+")
         os.replace(written, self.folder / _SNAPSHOT)
         _sync(self.folder)
-        self._file.close()
+        self._journal().close()
         self._path(self._number).unlink(missing_ok=True)
         self._file, self._number, self.nbytes = fresh, self._number + 1, 0
 
     def close(self) -> None:
         """Let go of the folder."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         self._lock.close()
+
+    def _journal(self) -> FileIO:
+        """The open journal; recovered now if nobody did."""
+        if self._file is None:
+            self.recover()
+        assert self._file is not None
+        return self._file
+
+    def _cut(self) -> None:
+        """Drop what stands after the last whole line."""
+        file = self._journal()
+        file.truncate(self.nbytes)
+        file.seek(self.nbytes)
 
     def _snapshot(self) -> list[dict[str, Any]]:
         """Header and rows of the snapshot; only a header if there is none."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dcl.alarms import AlarmRules, Alarms, Event, Reason
 from dcl.attribution import Attribution, Attributor, Finding
-from dcl.errors import ConfigError
+from dcl.errors import ConfigError, TraceError
 from dcl.incremental import OpenRun
 from dcl.thresholds import StepThresholds
 from dcl.trajectory import Turn, expect_int, expect_list, expect_object, expect_str
@@ -52,6 +52,8 @@ class Arrival:
         """
         row = expect_object(row, place)
         run_id = expect_str(row, "run", place)
+        if not run_id:
+            raise TraceError(f"{place}.run" if place else "run", "expected a name, got none")
         task = expect_str(row, "task", place, default="")
         missing = expect_int(row, "missing", place) if "missing" in row else 0
         turn = None if row.get("end") is True else Turn.from_dict(row, place=place)

@@ -235,7 +235,9 @@ def test_a_zero_vector_gives_finite_deviation() -> None:
 
 @light
 @given(runs(), st.data())
-def test_turn_by_turn_the_bag_is_that_of_the_whole_run(run: Trajectory, data: st.DataObject) -> None:
+def test_turn_by_turn_the_bag_is_that_of_the_whole_run(
+    run: Trajectory, data: st.DataObject
+) -> None:
     cut = data.draw(st.integers(0, len(run.turns)))
     draft = bagger().start(run.task)
     for turn in run.turns[:cut]:
