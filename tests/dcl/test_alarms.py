@@ -34,8 +34,7 @@ def changes(
     for agent, pair in probs:
         said.append(
             [
-                ("+" if kind == "raised" else "-")
-                + (f.fault.mode.value if f.fault.mode else "agent")
+                ("+" if kind == "raised" else "-") + getattr(f.fault.mode, "value", "agent")
                 for kind, f in alarms.update(judged(agent, pair), threshold)
             ]
         )

@@ -162,9 +162,7 @@ def test_a_restart_continues_where_the_last_process_was(
     assert sorted(heard.values(), key=str) == sorted(expected, key=str)
 
 
-def test_runs_that_were_closed_as_silent_stay_closed(
-    attributor: Attributor, tmp_path: Path
-) -> None:
+def test_silent_runs_that_were_closed_stay_closed(attributor: Attributor, tmp_path: Path) -> None:
     now = [0.0]
 
     def make() -> DurableRuns:
