@@ -1,4 +1,4 @@
-"""The command line: `dcl attribute | validate | convert | models | train`.
+"""The command line: `dcl attribute | watch | thresholds | validate | convert | models | train`.
 
 Exit codes, the same for every command and every output format:
 
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from dcl import __version__
+from dcl import __version__, live_cli
 from dcl.errors import ArtifactError, ConfigError, DclError, TraceError
 from dcl.formats import FORMATS, scan
 from dcl.formats.source import STDIN, files
@@ -89,6 +89,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Look at a model folder.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+live_cli.register(app)
 
 
 class Output(str, Enum):

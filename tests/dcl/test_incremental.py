@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import light, make_run, runs, write_model
 
 import dcl
-from dcl.attribution import Attribution, Attributor, Floats
+from dcl.attribution import Attribution, Attributor
 from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.incremental import OpenRun
 from dcl.runtime import load
@@ -67,32 +67,35 @@ def test_the_shipped_model_agrees_with_itself_on_real_runs(data_dir: Path, log: 
         assert_same(grow(shipped, short, every).attribute(), shipped(short))
 
 
-def test_a_new_turn_is_one_encoder_call_and_one_head_call(
-    attributor: Attributor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = OpenRun(attributor, "run", "task")
-    run.extend([Turn("a", f"turn {i}") for i in range(5)])
-    scorer: Any = attributor.scorer
-    encoded: list[int] = []
-    encode = scorer.encoder.__call__
-    scored: list[int] = []
-    score = scorer.score
+class Counting:
+    """A scorer that counts what it is asked for."""
 
-    def count_encoded(windows: list[Any]) -> Floats:
-        encoded.append(len(windows))
-        vectors: Floats = encode(windows)
-        return vectors
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.encoded: list[int] = []
+        self.scored = 0
 
-    def count_scored(*args: Any) -> Any:
-        scored.append(1)
-        return score(*args)
+    def __call__(self, bags: Any) -> Any:
+        raise NotImplementedError
 
-    monkeypatch.setattr(run, "_scorer", type("Scorer", (), {})())
-    run._scorer.encoder = count_encoded  # type: ignore[method-assign]
-    run._scorer.score = count_scored  # type: ignore[method-assign]
-    run.extend([Turn("b", "the sum is wrong")])
-    run.attribute()
-    assert (encoded, scored) == ([1], [1])
+    def encoder(self, windows: Any) -> Any:
+        self.encoded.append(len(windows))
+        return self.inner.encoder(windows)
+
+    def score(self, bag: Any, vectors: Any, task: Any) -> Any:
+        self.scored += 1
+        return self.inner.score(bag, vectors, task)
+
+
+def test_a_new_turn_is_one_encoder_call_and_one_head_call(attributor: Attributor) -> None:
+    scorer = Counting(attributor.scorer)
+    run = OpenRun(Attributor(attributor.bagger, scorer, attributor.calibration), "run", "task")
+    assert scorer.encoded == [1]  # the task
+    for _ in range(3):
+        run.extend([Turn("b", "the sum is wrong")])
+        run.attribute()
+    assert scorer.encoded == [1, 1, 1, 1]
+    assert scorer.scored == 3
 
 
 def test_memory_grows_with_the_turns(attributor: Attributor) -> None:

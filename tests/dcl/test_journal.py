@@ -17,7 +17,7 @@ from dcl.journal import Journal
 from dcl.openruns import Arrival, Bounds, OpenRuns
 from dcl.runtime import load
 
-ROWS = [{"a": 1}, {"b": "\ud800 ü\n"}, {"c": [None]}]
+ROWS: list[dict[str, object]] = [{"a": 1}, {"b": "\ud800 ü\n"}, {"c": [None]}]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -370,7 +370,7 @@ def test_a_listener_that_is_cancelled_leaves_nothing_behind(model: Load) -> None
 
 
 @pytest.fixture
-def forked() -> Iterator[Callable[[Callable[[], bool]], bool]]:
+def forked() -> Callable[[Callable[[], bool]], bool]:
     """Does something in a forked child; says whether it was true there."""
 
     def run(action: Callable[[], bool]) -> bool:
