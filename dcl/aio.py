@@ -36,23 +36,22 @@ class AsyncMonitor:
         """
         return self.monitor.ingest(run_id, turn, task=task)
 
-    async def judge(self, arrival: Arrival) -> Judgement | None:
+    async def judge(self, *arrivals: Arrival) -> list[Judgement] | None:
         """As `Monitor.submit`, and wait for what comes of it.
 
         Args:
-            arrival: A turn, or the end of a run.
+            arrivals: Turns, spans, or ends of runs.
 
         Returns:
-            None if the arrival was refused.
+            What came of each; None if they were refused.
 
         Raises:
-            OSError: If it could not be written to the state folder.
+            OSError: If they could not be written to the state folder.
         """
-        future = self.monitor.submit(arrival)
-        if future is None:
+        futures = self.monitor.submit(arrivals)
+        if futures is None:
             return None
-        judgement: Judgement = await asyncio.wrap_future(future)
-        return judgement
+        return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
 
     async def events(self) -> AsyncIterator[Event]:
         """As `Monitor.events`, until the monitor is closed."""

@@ -131,6 +131,9 @@ class Alarms:
         """Alarms that have been under the lower threshold for long enough; they are dropped."""
         calibration = attribution.calibration
         for (agent, mode), times in list(self._raised.items()):
+            if agent not in attribution.agents:  # spans that came late gave it another name
+                del self._raised[agent, mode]
+                continue
             cut = calibration.agent_threshold if mode is None else calibration.pair_threshold
             cut = cut if threshold is None else threshold
             place = attribution.agents.index(agent)

@@ -12,10 +12,10 @@ import threading
 import time
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -175,7 +175,7 @@ class Monitor:
             Whether it will be judged. If not, `stats` says why.
         """
         arrival = self._check(run_id, turn, task)
-        return arrival is not None and self._put(arrival, None)
+        return arrival is not None and self._put([_Waiting(arrival, arrival.size, None)])
 
     def end(self, run_id: str) -> bool:
         """Say that a run has ended; its last event follows.
@@ -186,20 +186,22 @@ class Monitor:
         Returns:
             Whether it was taken. If not, the run ends when it has been silent too long.
         """
-        return self._put(Arrival(str(run_id), None), None)
+        return self._put([_Waiting(Arrival(str(run_id), None), 0, None)])
 
-    def submit(self, arrival: Arrival) -> Future[Judgement] | None:
-        """Take one arrival, and give what comes of it.
+    def submit(self, arrivals: Sequence[Arrival]) -> list[Future[Judgement]] | None:
+        """Take some arrivals, all or none, and give what comes of each.
 
         Args:
-            arrival: A turn, or the end of a run.
+            arrivals: Turns, spans, or ends of runs.
 
         Returns:
-            Done when the arrival is on the disk, if there is a state folder, and judged; fails
-            with `OSError` if it could not be written. None if the arrival was refused.
+            Each is done when its arrival is on the disk, if there is a state folder, and judged;
+            it fails with `OSError` if it could not be written. None if they were refused.
         """
-        then: Future[Judgement] = Future()
-        return then if self._put(arrival, then) else None
+        waiting = [_Waiting(arrival, arrival.size, Future()) for arrival in arrivals]
+        if not self._put(waiting):
+            return None
+        return [entry.then for entry in waiting if entry.then is not None]
 
     def events(self, *, wait: bool = True) -> Iterator[Event]:
         """What is said of the runs, each event once, to whoever asks first.
@@ -340,26 +342,35 @@ class Monitor:
                 self._note_missing(run_id)
             return None
 
-    def _put(self, arrival: Arrival, then: Future[Judgement] | None) -> bool:
-        """Queue an arrival, or refuse it."""
-        size = 0 if arrival.turn is None else len(arrival.turn.content) + len(arrival.task)
+    def _put(self, waiting: Sequence[_Waiting]) -> bool:
+        """Queue arrivals, or refuse them."""
+        size = sum(entry.size for entry in waiting)
         limits = self._limits
         with self._lock:
-            full = len(self._queue) >= limits.turns or self._queue_bytes + size > limits.bytes
+            full = (
+                len(self._queue) + len(waiting) > limits.turns
+                or self._queue_bytes + size > limits.bytes
+            )
             if full or self._closing:
-                self._counts["refused_closed" if self._closing else "refused_full"] += 1
-                if arrival.turn is not None:
-                    self._note_missing(arrival.run_id)
+                reason = "refused_closed" if self._closing else "refused_full"
+                self._counts[reason] += len(waiting)
+                for entry in waiting:
+                    if entry.then is None and entry.arrival and entry.arrival.turn is not None:
+                        self._note_missing(entry.arrival.run_id)
                 return False
-            if arrival.run_id in self._missed:
-                missing = self._missed.pop(arrival.run_id)
-                arrival = Arrival(arrival.run_id, arrival.turn, arrival.task, missing)
-            self._queue.append(_Waiting(arrival, size, then))
+            self._queue.extend(self._with_missing(entry) for entry in waiting)
             self._queue_bytes += size
-            self._counts["taken"] += 1
+            self._counts["taken"] += len(waiting)
             self._start()
             self._arrived.notify()
         return True
+
+    def _with_missing(self, waiting: _Waiting) -> _Waiting:
+        """The same, with the turns of its run that were lost before; the lock is held."""
+        arrival = waiting.arrival
+        if arrival is None or arrival.run_id not in self._missed:
+            return waiting
+        return replace(waiting, arrival=replace(arrival, missing=self._missed.pop(arrival.run_id)))
 
     def _note_missing(self, run_id: object) -> None:
         """Remember that a turn of this run was lost, for as many runs as may be open."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dcl.alarms import AlarmRules, Alarms, Event, Reason
 from dcl.attribution import Attribution, Attributor, Finding
 from dcl.errors import ConfigError, TraceError
+from dcl.formats import otlp
 from dcl.incremental import OpenRun
 from dcl.thresholds import StepThresholds
 from dcl.trajectory import Turn, expect_int, expect_list, expect_object, expect_str
@@ -20,19 +22,32 @@ _FAILURES = 3  # judgements of a run that may fail in a row before it is left al
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A turn that has come in, or the end of a run.
+    """A turn that has come in, or spans of a trace, or the end of a run.
 
     Args:
         run_id: Name of the run, not empty.
-        turn: The turn; None means that the run has ended.
+        turn: The turn; None means that the run has ended, unless there are spans.
         task: What the system was asked to do; empty where it is not said again.
         missing: Turns of this run that were lost since its last arrival.
+        at: 0-based position of the turn in its run, where the sender counts: a turn that is there
+            already is left out, and turns that were skipped are missing.
+        spans: An OpenTelemetry document with spans of this run only; its turns are made anew from
+            all spans of the run, as they may come in any order.
     """
 
     run_id: str
     turn: Turn | None
     task: str = ""
     missing: int = 0
+    at: int | None = None
+    spans: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters that it holds, roughly."""
+        if self.spans is not None:
+            return len(json.dumps(self.spans))
+        return 0 if self.turn is None else len(self.turn.content) + len(self.task)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON, described in `docs/monitor.md`; fields with their default are left out."""
@@ -41,6 +56,10 @@ class Arrival:
             row["task"] = self.task
         if self.missing:
             row["missing"] = self.missing
+        if self.at is not None:
+            row["at"] = self.at
+        if self.spans is not None:
+            return row | {"spans": self.spans}
         return row | ({"end": True} if self.turn is None else self.turn.to_dict())
 
     @classmethod
@@ -56,8 +75,11 @@ class Arrival:
             raise TraceError(f"{place}.run" if place else "run", "expected a name, got none")
         task = expect_str(row, "task", place, default="")
         missing = expect_int(row, "missing", place) if "missing" in row else 0
-        turn = None if row.get("end") is True else Turn.from_dict(row, place=place)
-        return cls(run_id, turn, task, missing)
+        at = expect_int(row, "at", place) if "at" in row else None
+        spans = expect_object(row["spans"], f"{place}spans") if "spans" in row else None
+        ended = row.get("end") is True or spans is not None
+        turn = None if ended else Turn.from_dict(row, place=place)
+        return cls(run_id, turn, task, missing, at, spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +121,8 @@ class _Entry:
     alarms: Alarms
     seen: float
     turns: list[Turn] = field(default_factory=list)
+    spans: list[Mapping[str, Any]] = field(default_factory=list)
+    span_bytes: int = 0
     run: OpenRun | None = None
     latest: Attribution | None = None
     missing: int = 0
@@ -111,8 +135,8 @@ class OpenRuns:
     """Judges every turn of every open run. Not safe to share between threads.
 
     `counts` says what happened: `turns` judged; `lost_run_full`, `lost_before` turns that were
-    not; `opened`, `ended`, `idle`, `evicted`, `closed` runs; `raised`, `cleared`, `final` events;
-    `errors` of the model.
+    not; `repeated` turns that were there; `unreadable` spans; `opened`, `ended`, `idle`,
+    `evicted`, `closed` runs; `raised`, `cleared`, `final` events; `errors` of the model.
 
     Args:
         attributor: The model.
@@ -160,18 +184,25 @@ class OpenRuns:
         Returns:
             What is to be said now, also of runs that made room.
         """
-        if arrival.turn is None:
+        if arrival.turn is None and arrival.spans is None:
             self._miss(self._entries.get(arrival.run_id), arrival.missing)
             return self.end(arrival.run_id)
         entry = self._entry(arrival)
         self._miss(entry, arrival.missing)
-        size = len(arrival.turn.content)
-        bounds = self._bounds
-        if len(entry.turns) >= bounds.turns or entry.nbytes + size > bounds.run_bytes:
+        if self._is_known(entry, arrival.at):
+            return []
+        full = (
+            len(entry.turns) >= self._bounds.turns
+            or entry.nbytes + arrival.size > self._bounds.run_bytes
+        )
+        if full:
             entry.missing += 1
             self.counts["lost_run_full"] += 1
             return self._make_room()
-        entry.turns.append(arrival.turn)
+        if arrival.turn is not None:
+            entry.turns.append(arrival.turn)
+        elif not self._add_spans(entry, arrival):
+            return self._make_room()
         return [*self._judge(entry), *self._make_room()]
 
     def end(self, run_id: str, reason: Reason = "ended") -> list[Event]:
@@ -235,6 +266,7 @@ class OpenRuns:
                 "run": entry.run_id,
                 "task": entry.task,
                 "turns": [turn.to_dict() for turn in entry.turns],
+                "spans": entry.spans,
                 "alarms": entry.alarms.to_dict(),
                 "missing": entry.missing,
                 "events": entry.events,
@@ -260,11 +292,47 @@ class OpenRuns:
                 Turn.from_dict(turn, place=f"turns[{i}]")
                 for i, turn in enumerate(expect_list(row, "turns", ""))
             ],
+            spans=list(expect_list(row, "spans", "")),
             missing=expect_int(row, "missing", ""),
             events=expect_int(row, "events", ""),
         )
+        entry.span_bytes = sum(len(json.dumps(spans)) for spans in entry.spans)
         self._entries[entry.run_id] = entry
         self._weigh(entry)
+
+    def _is_known(self, entry: _Entry, at: int | None) -> bool:
+        """Whether the turn at this place has come before; places that were skipped are missing."""
+        if at is None:
+            return False
+        following = len(entry.turns) + entry.missing
+        if at < following:
+            self.counts["repeated"] += 1
+            return True
+        self._miss(entry, at - following)
+        return False
+
+    def _add_spans(self, entry: _Entry, arrival: Arrival) -> bool:
+        """Make the turns of a run anew from all of its spans; whether that changes them."""
+        if arrival.spans is None:
+            return False
+        entry.spans.append(arrival.spans)
+        entry.span_bytes += arrival.size
+        batch = otlp.Batch(entry.run_id)
+        try:
+            for document in entry.spans:
+                batch.add(document)
+            run = batch.examples()[0].trajectory
+        except (TraceError, RecursionError):  # so far nothing is said in them
+            self.counts["unreadable"] += 1
+            self._weigh(entry)
+            return False
+        turns = list(run.turns[: self._bounds.turns])
+        if (run.task, turns) == (entry.task, entry.turns):
+            return False
+        if run.task != entry.task or turns[: len(entry.turns)] != entry.turns:
+            entry.run = None
+        entry.task, entry.turns = run.task, turns
+        return True
 
     def _entry(self, arrival: Arrival) -> _Entry:
         """The run of an arrival, opened if need be, and now the last to have spoken."""
@@ -333,6 +401,7 @@ class OpenRuns:
             nbytes = entry.run.nbytes
         else:
             nbytes = sum(len(turn.content) + 500 for turn in entry.turns)
+        nbytes += 2 * entry.span_bytes
         if entry.run_id in self._entries:
             self.nbytes += nbytes - entry.nbytes
         entry.nbytes = nbytes

@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 from dcl.alarms import Event
 from dcl.durable import DurableRuns
 from dcl.errors import TraceError
-from dcl.formats import native
+from dcl.formats import native, otlp
 from dcl.openruns import Arrival
 from dcl.report.record import dump
 from dcl.tail import Line
@@ -83,7 +83,7 @@ def watch(
 
 
 def read_line(line: Line) -> list[Arrival] | TraceError:
-    """The turns in one line: a turn, the end of a run, or a whole run in the native format.
+    """What one line says: a turn, the end of a run, a native run, or spans of traces.
 
     Args:
         line: JSON; a blank line holds nothing.
@@ -95,6 +95,8 @@ def read_line(line: Line) -> list[Arrival] | TraceError:
         return []
     try:
         row = json.loads(line.content)
+        if otlp.matches(row):
+            return [Arrival(trace, None, spans=spans) for trace, spans in otlp.split(row) if trace]
         if not native.matches(row):
             return [Arrival.from_dict(row)]
         (example,) = native.parse(row, "")

@@ -303,8 +303,7 @@ def test_a_state_folder_that_fails_is_counted_and_turns_are_judged(
     monkeypatch.setattr(Journal, "append", fail)
     with Monitor(model, state=tmp_path) as monitor:
         assert monitor.ingest("r", Turn("a", "x"))
-        future = monitor.submit(Arrival("r", Turn("a", "y")))
-        assert future is not None
+        (future,) = monitor.submit([Arrival("r", Turn("a", "y"))]) or []
         with pytest.raises(OSError, match="No space"):
             future.result()
         monitor.flush()
@@ -315,16 +314,14 @@ def test_a_state_folder_that_fails_is_counted_and_turns_are_judged(
 
 def test_whoever_submits_learns_what_came_of_it(model: Load) -> None:
     with Monitor(model, rules=AlarmRules(confirm=1)) as monitor:
-        future = monitor.submit(Arrival("r", Turn("b", "wrong"), "task"))
-        assert future is not None
+        (future,) = monitor.submit([Arrival("r", Turn("b", "wrong"), "task")]) or []
         judgement = future.result()
         assert [event.kind for event in judgement.events] == ["raised"]
         assert judgement.attribution is not None
         assert judgement.attribution.faults()[0].agent == "b"
-        ended = monitor.submit(Arrival("r", None))
-        assert ended is not None
+        (ended,) = monitor.submit([Arrival("r", None)]) or []
         assert (ended.result().attribution, len(ended.result().events)) == (None, 1)
-    assert monitor.submit(Arrival("r", None)) is None
+    assert monitor.submit([Arrival("r", None)]) is None
 
 
 def test_asyncio(model: Load) -> None:
@@ -338,8 +335,7 @@ def test_asyncio(model: Load) -> None:
         listener = asyncio.create_task(listen())
         await asyncio.sleep(0)
         assert monitor.ingest("r", Turn("a", "the sum"))
-        judgement = await monitor.judge(Arrival("r", Turn("b", "wrong")))
-        assert judgement is not None
+        (judgement,) = await monitor.judge(Arrival("r", Turn("b", "wrong"))) or []
         await monitor.flush()
         await monitor.close()
         assert await monitor.judge(Arrival("r", Turn("b", "wrong"))) is None

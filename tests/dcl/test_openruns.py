@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tiny import any_text, light, make_run, runs, write_model
 from dcl.alarms import AlarmRules, Event
 from dcl.attribution import Attributor
 from dcl.errors import ConfigError, TraceError
+from dcl.formats import otlp
 from dcl.openruns import Arrival, Bounds, OpenRuns
 from dcl.runtime import load
 from dcl.taxonomy import MODES
@@ -23,6 +25,9 @@ from dcl.trajectory import Trajectory, Turn, TurnKind
 @pytest.fixture(scope="module")
 def attributor(tmp_path_factory: pytest.TempPathFactory) -> Attributor:
     return load(write_model(tmp_path_factory.mktemp("models") / "model"), threads=1)
+
+
+Row = dict[str, Any]
 
 
 class Clock:
@@ -274,3 +279,82 @@ def test_an_arrival_is_checked(row: object, match: str) -> None:
 def test_bounds_are_checked(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(keys))):
         Bounds(**keys)
+
+
+def span(span_id: str, parent: str, start: int, agent: str, said: str, trace: str = "t1") -> Row:
+    """One chat span with what the model said."""
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.agent.name": agent,
+        "gen_ai.output.messages": json.dumps(
+            [{"role": "assistant", "parts": [{"type": "text", "content": said}]}]
+        ),
+    }
+    return {
+        "traceId": trace * 16,
+        "spanId": span_id * 16,
+        "parentSpanId": parent * 16,
+        "name": "chat",
+        "startTimeUnixNano": str(start),
+        "endTimeUnixNano": str(start + 1),
+        "attributes": [{"key": k, "value": {"stringValue": v}} for k, v in attributes.items()],
+    }
+
+
+def document(*spans: Row) -> Row:
+    return {
+        "resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": list(spans)}]}]
+    }
+
+
+def test_spans_in_any_order_are_the_whole_trace(attributor: Attributor) -> None:
+    spans = [
+        span("1", "", 1, "a", "the sum"),
+        span("2", "1", 2, "b", "it is wrong"),
+        span("3", "1", 3, "a", "again"),
+    ]
+    ((trace, whole),) = otlp.split(document(*spans))
+    (example,) = otlp.parse(whole, "")
+    expected = attributor(example.trajectory).to_dict()
+    for order in permutations(spans):
+        open_runs = OpenRuns(attributor)
+        for each in order:
+            open_runs.take(Arrival(trace, None, spans=document(each)))
+        restored = OpenRuns(attributor)
+        for row in json.loads(json.dumps(list(open_runs.save()))):
+            restored.restore(row)
+        for runs_now in (open_runs, restored):
+            latest = runs_now.attribution(trace)
+            assert latest is not None
+            assert latest.to_dict() == expected
+
+
+def test_spans_that_say_nothing_wait_for_others(attributor: Attributor) -> None:
+    quiet = {**span("1", "", 1, "a", "x"), "attributes": []}
+    open_runs = OpenRuns(attributor)
+    assert open_runs.take(Arrival("t", None, spans=document(quiet))) == []
+    assert open_runs.attribution("t") is None
+    assert open_runs.counts["unreadable"] == 1
+    open_runs.take(Arrival("t", None, spans=document(span("2", "1", 2, "b", "wrong"))))
+    assert open_runs.attribution("t") is not None
+
+
+def test_a_document_is_split_into_its_traces() -> None:
+    one, two = span("1", "", 1, "a", "x", "t1"), span("2", "", 1, "b", "y", "t2")
+    parts = dict(otlp.split(document(one, two)))
+    assert parts == {"t1" * 16: document(one), "t2" * 16: document(two)}
+    assert otlp.split([]) == []
+
+
+def test_a_turn_that_comes_again_is_left_out_and_a_gap_is_missing(attributor: Attributor) -> None:
+    run = make_run(("a", "the sum"), ("b", "is wrong"), ("a", "again"))
+    open_runs = OpenRuns(attributor)
+    for at in (0, 1, 1, 0, 2):
+        open_runs.take(Arrival(run.id, run.turns[at], run.task, at=at))
+    assert open_runs.counts["repeated"] == 2
+    latest = open_runs.attribution(run.id)
+    assert latest is not None
+    assert latest.to_dict() == attributor(run).to_dict()
+    open_runs.take(Arrival(run.id, run.turns[0], at=5))
+    open_runs.take(Arrival(run.id, run.turns[0], at=6))
+    assert open_runs.missing(run.id) == 2
