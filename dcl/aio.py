@@ -53,6 +53,21 @@ class AsyncMonitor:
             return None
         return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
 
+    async def look(self, run_id: str) -> Judgement | None:
+        """As `Monitor.look`, and wait for the answer.
+
+        Args:
+            run_id: Name of the run.
+
+        Returns:
+            No attribution if the run is not open; None if the queue is full.
+        """
+        future = self.monitor.look(run_id)
+        if future is None:
+            return None
+        judgement: Judgement = await asyncio.wrap_future(future)
+        return judgement
+
     async def events(self) -> AsyncIterator[Event]:
         """As `Monitor.events`, until the monitor is closed."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()

@@ -117,6 +117,69 @@ def thresholds(
     raise typer.Exit(TraceError.exit_code if unreadable else 0)
 
 
+def serve(
+    model: Model = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others can reach it only if you name one.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8642,
+    state: State = None,
+    thresholds: Thresholds = None,
+    confirm: Confirm = 2,
+    idle: Idle = 3600.0,
+    max_runs: MaxRuns = 10_000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DCL_API_KEY", help="Key that requests must carry; better as DCL_API_KEY."
+        ),
+    ] = None,
+    max_body: Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Largest body.")] = (
+        16 << 20
+    ),
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="To come in, and to answer."),
+    ] = 30.0,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Runs and turns that may wait, before 429.")
+    ] = 1000,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Turns encoded side by side.")
+    ] = None,
+) -> None:
+    """Serve attribution over HTTP; see docs/serving.md."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"serving needs {error.name}, which is not installed; "
+            'run pip install "dcl-attribution[serve]"'
+        ) from None
+    from dcl.alarms import AlarmRules
+    from dcl.cli import load_model
+    from dcl.monitor import QueueBounds
+    from dcl.openruns import Bounds
+    from dcl.serving.app import ServerSettings, create_app
+    from dcl.thresholds import StepThresholds
+
+    settings = ServerSettings(
+        api_key=api_key or None,
+        body_bytes=max_body,
+        request_s=timeout,
+        waiting=max_waiting,
+        state=state,
+        bounds=Bounds(runs=max_runs, idle_s=idle),
+        queue=QueueBounds(turns=max_waiting),
+        rules=AlarmRules(confirm=confirm),
+        thresholds=None if thresholds is None else StepThresholds.load(thresholds),
+    )
+    app = create_app(lambda: load_model(model, threads=threads), settings)
+    uvicorn.run(app, host=host, port=port, access_log=False, server_header=False)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line.
 
@@ -125,6 +188,7 @@ def register(app: typer.Typer) -> None:
     """
     app.command()(watch)
     app.command()(thresholds)
+    app.command()(serve)
 
 
 def _source(path: str, runs: DurableRuns, follow: bool) -> Tail | StreamTail:

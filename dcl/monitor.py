@@ -76,11 +76,12 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """An arrival in the queue, or a mark that `flush` has put there."""
+    """An arrival in the queue; or a question about a run, or a mark, which are answered last."""
 
     arrival: Arrival | None
     size: int
     then: Future[Judgement] | None
+    run_id: str = ""
 
 
 _NOTHING = Judgement((), None, 0)
@@ -202,6 +203,18 @@ class Monitor:
         if not self._put(waiting):
             return None
         return [entry.then for entry in waiting if entry.then is not None]
+
+    def look(self, run_id: str) -> Future[Judgement] | None:
+        """A run as it stands once all that was taken so far is judged.
+
+        Args:
+            run_id: Name of the run.
+
+        Returns:
+            No attribution if the run is not open; None if the queue is full.
+        """
+        then: Future[Judgement] = Future()
+        return then if self._put([_Waiting(None, 0, then, run_id)]) else None
 
     def events(self, *, wait: bool = True) -> Iterator[Event]:
         """What is said of the runs, each event once, to whoever asks first.
@@ -416,7 +429,14 @@ class Monitor:
         finally:
             for waiting in group:
                 if waiting.then is not None and not waiting.then.done():
-                    waiting.then.set_result(_NOTHING)
+                    waiting.then.set_result(self._see(waiting.run_id))
+
+    def _see(self, run_id: str) -> Judgement:
+        """A run as it stands."""
+        runs = None if self._runs is None else self._runs.runs
+        if runs is None or run_id not in runs:
+            return _NOTHING
+        return Judgement((), runs.attribution(run_id), runs.missing(run_id))
 
     def _judge(self, group: list[_Waiting]) -> None:
         """Keep a group of arrivals, judge them, and tell whoever waits for one."""
@@ -438,10 +458,7 @@ class Monitor:
             if failure is not None:
                 waiting.then.set_exception(failure)
                 continue
-            runs, run_id = durable.runs, arrival.run_id
-            waiting.then.set_result(
-                Judgement(tuple(events), runs.attribution(run_id), runs.missing(run_id))
-            )
+            waiting.then.set_result(replace(self._see(arrival.run_id), events=tuple(events)))
         durable.told()
 
     def _tell(self, events: list[Event]) -> None:
