@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dcl import __version__
 from dcl.aio import AsyncMonitor
@@ -78,6 +78,15 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+def _whole(value: Any) -> Any:
+    """A whole number that is written as `1.0`, which JSON Schema allows, as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Step = Annotated[int, Field(ge=-(2**53), le=2**53), BeforeValidator(_whole)]
+Place = Annotated[int, Field(ge=0, le=2**53), BeforeValidator(_whole)]
+
+
 class TurnBody(_Body):
     """One entry of a log: who said or did what."""
 
@@ -87,7 +96,7 @@ class TurnBody(_Body):
     kind: Literal[
         "message", "thought", "tool_call", "tool_result", "handoff", "system", "final"
     ] = "message"
-    step: int | None = Field(None, ge=-(2**53), le=2**53, description="Number in the log")
+    step: Step | None = Field(None, description="Number in the log")
     source: str = ""
 
 
@@ -110,10 +119,8 @@ class TurnsBody(_Body):
 
     turns: list[TurnBody] = Field(min_length=1, max_length=1000)
     task: str = ""
-    first: int | None = Field(
+    first: Place | None = Field(
         None,
-        ge=0,
-        le=2**53,
         description="Position of the first of them in the run; turns that came before are left out",
     )
 
