@@ -45,12 +45,20 @@ class OpenRun:
         attributor: The model.
         run_id: Name of the run.
         task: What the system was asked to do; may be empty.
+        before: The same run as an earlier model read it; where both have the same encoder, which
+            is the usual case, its turns need not be encoded again.
 
     Raises:
         ConfigError: If the model can only be asked about whole runs.
     """
 
-    def __init__(self, attributor: Attributor, run_id: str, task: str = "") -> None:
+    def __init__(
+        self,
+        attributor: Attributor,
+        run_id: str,
+        task: str = "",
+        before: OpenRun | None = None,
+    ) -> None:
         bagger, scorer = attributor.bagger, attributor.scorer
         if not isinstance(bagger, DraftMaker) or not isinstance(scorer, TurnScorer):
             raise ConfigError(
@@ -64,6 +72,10 @@ class OpenRun:
         self._draft = bagger.start(task)
         self._task: Floats = scorer.encoder([self._draft.task])[0]
         self._vectors: list[Floats] = []
+        self._known: dict[bytes, Floats] = {}
+        if before is not None and _digest(before._scorer) == _digest(scorer) is not None:
+            windows = (window.tobytes() for window in before._draft.windows)
+            self._known = dict(zip(windows, before._vectors, strict=True))
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -82,9 +94,16 @@ class OpenRun:
             turns: In time order; may be none.
         """
         if turns:
-            first = len(self._draft.turns)
             self._draft.extend(turns)
-            self._vectors.extend(self._scorer.encoder(self._draft.windows[first:]))
+            windows = self._draft.windows[len(self._vectors) :]
+            known = self._known
+            unknown = [window for window in windows if window.tobytes() not in known]
+            fresh = iter(self._scorer.encoder(unknown) if unknown else ())
+            self._vectors.extend(
+                known[window.tobytes()] if window.tobytes() in known else next(fresh)
+                for window in windows
+            )
+            self._known = {}
 
     def attribute(self) -> Attribution:
         """Attribute the run as it stands; at least one turn must be there.
@@ -102,3 +121,9 @@ class OpenRun:
                 "with dcl models verify"
             )
         return attribution
+
+
+def _digest(scorer: TurnScorer) -> bytes | None:
+    """What tells encoders that give equal vectors from others; None if this one does not say."""
+    digest: bytes | None = getattr(scorer.encoder, "digest", None)
+    return digest

@@ -114,7 +114,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class _Entry:
-    """One open run; `run` is made from `turns` when it is needed next."""
+    """One open run; `run` is made from `turns` when it is needed next, if it is not there."""
 
     run_id: str
     task: str
@@ -124,6 +124,7 @@ class _Entry:
     spans: list[Mapping[str, Any]] = field(default_factory=list)
     span_bytes: int = 0
     run: OpenRun | None = None
+    is_stale: bool = False  # `run` was read by another model
     latest: Attribution | None = None
     missing: int = 0
     events: int = 0
@@ -255,7 +256,7 @@ class OpenRuns:
         """
         self._attributor = attributor
         for entry in self._entries.values():
-            entry.run = None
+            entry.is_stale = True
             entry.failures = 0
 
     def save(self) -> Iterator[dict[str, Any]]:
@@ -371,8 +372,9 @@ class OpenRuns:
     def _attribute(self, entry: _Entry) -> Attribution | None:
         """Judge a run; an error is counted, and the run is read again the next time."""
         try:
-            if entry.run is None:
-                entry.run = OpenRun(self._attributor, entry.run_id, entry.task)
+            if entry.run is None or entry.is_stale:
+                entry.run = OpenRun(self._attributor, entry.run_id, entry.task, entry.run)
+                entry.is_stale = False
             entry.run.extend(entry.turns[len(entry.run.turns) :])
             entry.latest = entry.run.attribute()
             entry.failures = 0
@@ -389,7 +391,8 @@ class OpenRuns:
     def _latest(self, entry: _Entry) -> Attribution | None:
         """The judgement of all turns of a run; the last one that worked if that fails."""
         latest = entry.latest
-        if entry.run is not None and latest is not None and len(latest.steps) == len(entry.turns):
+        is_current = entry.run is not None and not entry.is_stale
+        if is_current and latest is not None and len(latest.steps) == len(entry.turns):
             return latest
         if not entry.turns or entry.failures >= _FAILURES:
             return latest

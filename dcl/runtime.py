@@ -11,6 +11,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
@@ -45,6 +46,10 @@ OUTPUTS = ("agent", "mode", "pair", "step", "attention")
 class Encoder:
     """Token windows to turn vectors; safe to share between threads.
 
+    Attributes:
+        width: Size of a turn vector.
+        digest: Equal for encoders that give equal vectors.
+
     Args:
         file: The ONNX graph.
         threads: Turns encoded side by side; > 0.
@@ -56,6 +61,7 @@ class Encoder:
 
     def __init__(self, file: Path, *, threads: int = 1, remember: int = 4096) -> None:
         self._session = open_session(file)
+        self.digest = sha256(file.read_bytes()).digest()
         self._inputs = [node.name for node in self._session.get_inputs()]
         self.width: int = self._session.get_outputs()[0].shape[-1]
         self.threads = threads

@@ -125,3 +125,32 @@ def test_a_model_that_gives_no_number_is_damaged(tmp_path: Path) -> None:
     run.extend(make_run(("a", "wrong")).turns)
     with pytest.raises(ArtifactError, match="gave no number"):
         run.attribute()
+
+
+def test_a_new_model_with_the_same_encoder_takes_over_the_vectors(
+    attributor: Attributor, tmp_path: Path
+) -> None:
+    run = make_run(("a", "the sum"), ("b", "is wrong"), ("a", "the sum"))
+    before = OpenRun(attributor, run.id, run.task)
+    before.extend(run.turns[:2])
+    mild = load(write_model(tmp_path / "mild", weight=0.1), threads=1)
+    scorer: Any = mild.scorer
+    counting = Counting(scorer)
+    counting.encoder = CountedEncoder(scorer.encoder)  # type: ignore[method-assign]
+    after = OpenRun(Attributor(mild.bagger, counting, mild.calibration), run.id, run.task, before)
+    after.extend(run.turns)
+    assert counting.encoder.encoded == [1]  # the task alone: the third turn is the first again
+    assert_same(after.attribute(), mild(run))
+
+
+class CountedEncoder:
+    """An encoder that counts what it is asked for."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.digest = inner.digest
+        self.encoded: list[int] = []
+
+    def __call__(self, windows: Any) -> Any:
+        self.encoded.append(len(windows))
+        return self.inner(windows)
