@@ -1,4 +1,4 @@
-"""`python -m benchmarks evaluate`: the model and all floors on the same labelled runs."""
+"""`python -m benchmarks evaluate | soak`: scores beside floors, and the monitor under load."""
 
 from __future__ import annotations
 
@@ -108,6 +108,38 @@ def evaluate_command(
     except (DclError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(getattr(error, "exit_code", 2)) from None
+
+
+@app.command("soak")
+def soak_command(
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 30.0,
+    runs: Annotated[int, typer.Option(min=1, help="Runs that are open at the same time.")] = 2000,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Log whose runs are played; repeatable; the example if not given."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    queue: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 1000,
+    compare: Annotated[int, typer.Option(min=0, help="Runs to attribute offline too.")] = 500,
+    seed: Annotated[int, typer.Option(help="Of the order of turns.")] = 0,
+) -> None:
+    """Put the monitor under load for a long time; exit code 1 if it is not sound."""
+    from benchmarks.soak import SoakConfig, soak, to_text
+    from dcl.runtime import load
+
+    logs = tuple(data or [Path("examples/parse_duration.json")])
+    config = SoakConfig(
+        minutes=minutes, runs=runs, data=logs, queue=queue, compare=compare, seed=seed
+    )
+    try:
+        report = soak(config, lambda: load(model, threads=1))
+    except DclError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    typer.echo(to_text(report), nl=False)
+    raise typer.Exit(0 if report.is_sound else 1)
 
 
 if __name__ == "__main__":
