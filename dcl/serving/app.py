@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,6 +22,7 @@ from dcl import __version__
 from dcl.aio import AsyncMonitor
 from dcl.alarms import AlarmRules, Event
 from dcl.attribution import Attribution, Attributor
+from dcl.errors import DclError
 from dcl.formats import otlp as otlp_format
 from dcl.monitor import Judgement, Monitor, QueueBounds
 from dcl.openruns import Arrival, Bounds
@@ -38,6 +41,7 @@ from dcl.thresholds import StepThresholds
 from dcl.trajectory import Trajectory, Turn
 
 _RETRY_S = 1
+_LOG = logging.getLogger("uvicorn.error")  # where uvicorn tells of everything but requests
 T = TypeVar("T")
 
 
@@ -172,7 +176,24 @@ class Server:
         )
         self.batcher = Batcher(attributor, batch=settings.batch, waiting=settings.waiting)
         self.monitor = AsyncMonitor(monitor)
-        self._reader = asyncio.create_task(self._read_events(self.monitor))
+        self._tasks = [asyncio.create_task(self._read_events(self.monitor))]
+        with suppress(AttributeError, RuntimeError, ValueError):  # Windows; not the main thread
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, lambda: self._tasks.append(asyncio.create_task(self.reload()))
+            )
+
+    async def reload(self) -> None:
+        """Load the model again and use it from now on; the old one stays if that fails."""
+        try:
+            attributor = await asyncio.to_thread(self._load)
+            monitor = self.ready_monitor().monitor
+            await asyncio.to_thread(monitor.reload, lambda: attributor)
+        except (DclError, OSError) as error:
+            _LOG.error("the model stays as it was: %s", error)
+            return
+        if self.batcher is not None:
+            self.batcher.attributor = attributor
+        _LOG.info("the model was loaded again")
 
     async def _read_events(self, monitor: AsyncMonitor) -> None:
         """Number the events and keep the newest."""
