@@ -1,4 +1,4 @@
-"""`python -m benchmarks evaluate | soak`: scores beside floors, and the monitor under load."""
+"""`python -m benchmarks evaluate | soak | turn-cost`: scores, the monitor under load, its cost."""
 
 from __future__ import annotations
 
@@ -140,6 +140,33 @@ def soak_command(
         raise typer.Exit(error.exit_code) from None
     typer.echo(to_text(report), nl=False)
     raise typer.Exit(0 if report.is_sound else 1)
+
+
+@app.command("turn-cost")
+def turn_cost_command(
+    data: Annotated[list[Path], typer.Option(help="Log whose turns are used; repeatable.")],
+    length: Annotated[
+        list[int] | None, typer.Option(min=2, help="Turns of the run; repeatable.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Size of the turns.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="New turns measured a length.")] = 30,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+) -> None:
+    """Time one new turn beside one encoder call, at several lengths of the run."""
+    from benchmarks.turncost import measure, to_markdown
+    from dcl.runtime import load
+
+    lengths = length or [10, 20, 100, 500, 2000]
+    try:
+        costs = measure(
+            load(model, threads=1), data, lengths=lengths, tokens=tokens, repeats=repeats
+        )
+        typer.echo(to_markdown(list(costs)), nl=False)
+    except DclError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import time
 import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -426,10 +426,17 @@ class Monitor:
                 self._durable.runs.use(fresh)
             self._judge([waiting for waiting in group if waiting.arrival is not None])
             self._tell(self._durable.expire())
+        except Exception as error:
+            for waiting in group:
+                if waiting.then is not None and waiting.arrival is not None:
+                    with suppress(InvalidStateError):  # it was told before, or gave up
+                        waiting.then.set_exception(error)
+            raise
         finally:
             for waiting in group:
-                if waiting.then is not None and not waiting.then.done():
-                    waiting.then.set_result(self._see(waiting.run_id))
+                if waiting.then is not None and waiting.arrival is None:
+                    with suppress(InvalidStateError):
+                        waiting.then.set_result(self._see(waiting.run_id))
 
     def _see(self, run_id: str) -> Judgement:
         """A run as it stands."""
