@@ -25,10 +25,10 @@ def log(tmp_path: Path) -> Path:
 
 def test_a_short_soak_is_sound(tmp_path: Path, log: Path) -> None:
     model = write_model(tmp_path / "model")
-    config = SoakConfig(runs=50, data=(log,), queue=40, compare=100, malformed=0.05, reader_s=0.01)
-    report = soak(config, partial(load, model, threads=1), offers=1500)
+    config = SoakConfig(runs=20, data=(log,), queue=20, compare=100, malformed=0.05, reader_s=0.01)
+    report = soak(config, partial(load, model, threads=1), offers=600)
     assert report.is_sound, to_text(report)
-    assert report.offered + report.malformed == 1500
+    assert report.offered + report.malformed == 600
     assert report.stats["refused_malformed"] == report.malformed > 0
     assert report.stats["reloads"] == 1
     assert report.compared > 0
