@@ -1,4 +1,4 @@
-"""`python -m benchmarks evaluate | alarms`: the model beside its floors on the same runs."""
+"""`python -m benchmarks evaluate | alarms | soak | turn-cost`: scores, and the monitor."""
 
 from __future__ import annotations
 
@@ -145,6 +145,65 @@ def alarms_command(
         alarms_to_markdown(rows, failed=int(failed.sum()), sound=sound, detection=detection),
         nl=False,
     )
+
+
+@app.command("soak")
+def soak_command(
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 30.0,
+    runs: Annotated[int, typer.Option(min=1, help="Runs that are open at the same time.")] = 2000,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Log whose runs are played; repeatable; the example if not given."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    queue: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 1000,
+    compare: Annotated[int, typer.Option(min=0, help="Runs to attribute offline too.")] = 500,
+    seed: Annotated[int, typer.Option(help="Of the order of turns.")] = 0,
+) -> None:
+    """Put the monitor under load for a long time; exit code 1 if it is not sound."""
+    from benchmarks.soak import SoakConfig, soak, to_text
+    from dcl.runtime import load
+
+    logs = tuple(data or [Path("examples/parse_duration.json")])
+    config = SoakConfig(
+        minutes=minutes, runs=runs, data=logs, queue=queue, compare=compare, seed=seed
+    )
+    try:
+        report = soak(config, lambda: load(model, threads=1))
+    except DclError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    typer.echo(to_text(report), nl=False)
+    raise typer.Exit(0 if report.is_sound else 1)
+
+
+@app.command("turn-cost")
+def turn_cost_command(
+    data: Annotated[list[Path], typer.Option(help="Log whose turns are used; repeatable.")],
+    length: Annotated[
+        list[int] | None, typer.Option(min=2, help="Turns of the run; repeatable.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Size of the turns.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="New turns measured a length.")] = 30,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+) -> None:
+    """Time one new turn beside one encoder call, at several lengths of the run."""
+    from benchmarks.turncost import measure, to_markdown
+    from dcl.runtime import load
+
+    lengths = length or [10, 20, 100, 500, 2000]
+    try:
+        costs = measure(
+            load(model, threads=1), data, lengths=lengths, tokens=tokens, repeats=repeats
+        )
+        typer.echo(to_markdown(list(costs)), nl=False)
+    except DclError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
 
 
 if __name__ == "__main__":

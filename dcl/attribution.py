@@ -160,13 +160,13 @@ class Attribution:
         agent_cut = self.calibration.agent_threshold if threshold is None else threshold
         if top_k is not None:
             best = np.argsort(-self.pair_probs, axis=None, kind="stable")[:top_k]
-            return tuple(self._find(*divmod(int(flat), len(MODES))) for flat in best)
+            return tuple(self.find(*divmod(int(flat), len(MODES))) for flat in best)
         found: list[Finding] = []
         for a in np.argsort(-self.agent_probs, kind="stable"):
             modes = np.flatnonzero(self.pair_probs[a] >= pair_cut)
-            pairs = [self._find(int(a), int(m)) for m in modes]
+            pairs = [self.find(int(a), int(m)) for m in modes]
             if not pairs and self.agent_probs[a] >= agent_cut:
-                pairs = [self._find(int(a), None)]
+                pairs = [self.find(int(a), None)]
             found += sorted(pairs, key=lambda finding: -finding.prob)
         return tuple(found)
 
@@ -193,6 +193,12 @@ class Attribution:
     def evidence(self, k: int = 3) -> tuple[int, ...]:
         """0-based positions of the `k` turns that weigh most, strongest first."""
         return tuple(int(t) for t in np.argsort(-self.turn_weights, kind="stable")[:k])
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all probabilities are numbers; a damaged model gives others."""
+        probs = (self.agent_probs, self.mode_probs, self.pair_probs, self.step_probs)
+        return all(bool(np.isfinite(p).all()) for p in probs)
 
     @property
     def turn_weights(self) -> Floats:
@@ -262,8 +268,13 @@ class Attribution:
             ],
         }
 
-    def _find(self, agent: int, mode: int | None) -> Finding:
-        """A finding with its probability and the turn that shows it."""
+    def find(self, agent: int, mode: int | None) -> Finding:
+        """What is said of one agent, declared or not: the probability, and the turn that shows it.
+
+        Args:
+            agent: Position in `agents`.
+            mode: Position in `dcl.taxonomy.MODES`; None for the agent as a whole.
+        """
         prob = self.agent_probs[agent] if mode is None else self.pair_probs[agent, mode]
         turn = self.turn_of(agent, mode)
         named = None if mode is None else MODES[mode]

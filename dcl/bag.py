@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dcl.errors import TraceError
-from dcl.features import describe_text
-from dcl.lexical import Words, count_words
-from dcl.trajectory import Trajectory
+from dcl.features import TurnText, describe_text, read_task, read_text
+from dcl.lexical import TurnWords, Words, count_turn, join_words
+from dcl.trajectory import Trajectory, Turn
 
 MOST_TURNS = 4000
 """Turns of the longest run that is attributed: memory grows with their square, to 3 GB here."""
@@ -73,21 +73,17 @@ class BagMaker:
             TraceError: If it has more than `MOST_TURNS` turns.
         """
         check_length(trajectory)
-        agents = trajectory.agents
-        position = {agent: a for a, agent in enumerate(agents)}
-        agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
-        *tokens, task = self.tokenize(
-            [*(turn.content for turn in trajectory.turns), trajectory.task]
-        )
-        return Bag(
-            agents=agents,
-            agent_index=agent_index,
-            reply_to=find_replies(trajectory, agent_index),
-            windows=tuple(self.window(ids) for ids in tokens),
-            task=self.window(task),
-            words=count_words(tokens, self.vocabulary),
-            features=describe_text(trajectory, agent_index, tokens, task),
-        )
+        draft = self.start(trajectory.task)
+        draft.extend(trajectory.turns)
+        return draft.bag()
+
+    def start(self, task: str) -> Draft:
+        """An empty bag to which turns are added as they happen.
+
+        Args:
+            task: What the system was asked to do; may be empty.
+        """
+        return Draft(self, task)
 
     def tokenize(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Token ids of whole texts without special tokens.
@@ -129,29 +125,118 @@ def check_length(trajectory: Trajectory) -> None:
         )
 
 
-def find_replies(trajectory: Trajectory, agent_index: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The turn that each turn answers: the last one of an agent it names, or of any other agent.
+class Draft:
+    """A bag that grows: every turn is read once, when it is added.
+
+    What depends on other turns, such as positions and shares, is made anew by `bag` from what was
+    read; that is cheap next to the reading. Not safe to share between threads.
+
+    Attributes:
+        turns: What was added.
+        windows: Token ids of each turn as the encoder reads it.
+        task: Token ids of the task as the encoder reads it.
+        nbytes: Memory of its texts and arrays, roughly.
+
+    Args:
+        maker: Reads the turns.
+        task: What the system was asked to do.
+    """
+
+    def __init__(self, maker: BagMaker, task: str) -> None:
+        self.turns: list[Turn] = []
+        self.windows: list[NDArray[np.int32]] = []
+        self._maker = maker
+        (tokens,) = maker.tokenize([task])
+        self.task = maker.window(tokens)
+        self._task = read_task(task, tokens)
+        self._texts: list[TurnText] = []
+        self._words: list[TurnWords] = []
+        self._agents: dict[str, int] = {}
+        self._mentions = Mentions(())
+        self.nbytes = 0
+
+    def extend(self, turns: Sequence[Turn]) -> None:
+        """Add turns.
+
+        Args:
+            turns: In time order; any text is fine, also an empty one.
+        """
+        vocabulary = self._maker.vocabulary
+        for turn, ids in zip(turns, self._maker.tokenize([t.content for t in turns]), strict=True):
+            words = count_turn(ids, vocabulary)
+            pieces = words[0][: np.searchsorted(words[0], vocabulary)]
+            self.turns.append(turn)
+            self.windows.append(self._maker.window(ids))
+            self._texts.append(read_text(turn, ids, pieces))
+            self._words.append(words)
+            self._agents.setdefault(turn.agent, len(self._agents))
+            self.nbytes += len(turn.content) + self.windows[-1].nbytes + 2 * words[0].nbytes + 800
+
+    def bag(self) -> Bag:
+        """The bag of all turns so far, at least one."""
+        agents = tuple(self._agents)
+        if self._mentions.names != agents:
+            self._mentions = Mentions(agents)  # a new name may change whom an old turn names
+        index = np.array([self._agents[turn.agent] for turn in self.turns], dtype=np.int64)
+        return Bag(
+            agents=agents,
+            agent_index=index,
+            reply_to=find_replies(self._mentions(self.turns), index),
+            windows=tuple(self.windows),
+            task=self.task,
+            words=join_words(self._words),
+            features=describe_text(self._texts, self._task, index),
+        )
+
+
+class Mentions:
+    """Which agents each turn names, found once a turn.
 
     Names count as whole words only, so that `Agent1` is not found in `Agent12`.
+
+    Args:
+        names: Names of the agents in order of first appearance.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._position = {name: a for a, name in enumerate(names)}
+        longest_first = sorted(names, key=len, reverse=True)
+        choice = "|".join(re.escape(name) for name in longest_first)
+        self._pattern = re.compile(rf"(?<!\w)({choice})(?!\w)")
+        self._found: list[frozenset[int]] = []
+
+    def __call__(self, turns: Sequence[Turn]) -> Sequence[frozenset[int]]:
+        """Positions of the agents that each turn names.
+
+        Args:
+            turns: Those of the last call, then any more.
+        """
+        for turn in turns[len(self._found) :]:
+            names = self._pattern.findall(turn.content)
+            self._found.append(frozenset(self._position[name] for name in names))
+        return self._found
+
+
+def find_replies(
+    mentions: Sequence[frozenset[int]], agent_index: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The turn that each turn answers: the last one of an agent it names, or of any other agent.
+
+    Args:
+        mentions: Agents that each turn names, `T` sets.
+        agent_index: `(T,)` int64, agent of each turn.
 
     Returns:
         `(T,)` int64, -1 where no other agent spoke before.
     """
-    names = trajectory.agents
-    pattern = re.compile(
-        r"(?<!\w)("
-        + "|".join(re.escape(n) for n in sorted(names, key=len, reverse=True))
-        + r")(?!\w)"
-    )
-    position = {agent: a for a, agent in enumerate(names)}
     replies = np.full(len(agent_index), -1, dtype=np.int64)
-    last = np.full(len(names), -1, dtype=np.int64)
-    for t, turn in enumerate(trajectory.turns):
-        earlier = last.copy()
-        earlier[agent_index[t]] = -1
-        named = {position[name] for name in pattern.findall(turn.content)}
-        replies[t] = max((earlier[a] for a in named), default=-1)
-        if replies[t] < 0:
-            replies[t] = earlier.max()
-        last[agent_index[t]] = t
+    last: dict[int, int] = {}  # agent to its last turn, in order of these
+    for t, agent in enumerate(agent_index.tolist()):
+        named = max((last.get(a, -1) for a in mentions[t] if a != agent), default=-1)
+        if named < 0:
+            named = next((turn for a, turn in reversed(last.items()) if a != agent), -1)
+        replies[t] = named
+        last.pop(agent, None)
+        last[agent] = t
     return replies

@@ -1,4 +1,4 @@
-"""The command line: `dcl attribute | validate | convert | models | train`.
+"""The command line: `dcl attribute | watch | thresholds | validate | convert | models | train`.
 
 Exit codes, the same for every command and every output format:
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dcl import __version__
+from dcl import __version__, live_cli
 from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.formats import FORMATS, scan
 from dcl.formats.jsontext import too_deep
@@ -55,6 +55,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Look at a model folder.")
 app.add_typer(models_app, name="models")
+live_cli.register(app)
 
 
 class Output(str, Enum):

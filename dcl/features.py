@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcl.trajectory import Trajectory, TurnKind
+from dcl.trajectory import Turn, TurnKind
 
 Floats = NDArray[np.float32]
 
@@ -90,33 +92,104 @@ FEATURES: tuple[str, ...] = TEXT_FEATURES + DEVIATION_FEATURES
 """Names of all feature columns, in the order that the model eats."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnText:
+    """What the features need of one turn's own text, so that each turn is read once.
+
+    Args:
+        chars: Characters.
+        words: Words between blanks.
+        tokens: Tokens.
+        pieces: `(P,)` int32, distinct token ids, ascending.
+        digest: Equal for turns of equal tokens.
+        cues: `len(CUES)` counts.
+        numbers: Numbers at its end, in order of appearance.
+        digit_share: Share of digits at its start, 0 to 1.
+        line_rate: Line ends a character, 0 to 1.
+        is_tool_result: Whether it is what a tool or a terminal gave back.
+    """
+
+    chars: int
+    words: int
+    tokens: int
+    pieces: NDArray[np.int32]
+    digest: bytes
+    cues: tuple[int, ...]
+    numbers: tuple[str, ...]
+    digit_share: float
+    line_rate: float
+    is_tool_result: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskText:
+    """What the features need of the task.
+
+    Args:
+        numbers: Numbers in it.
+        pieces: Token ids in it.
+    """
+
+    numbers: frozenset[str]
+    pieces: frozenset[int]
+
+
+def read_text(turn: Turn, tokens: NDArray[np.int32], pieces: NDArray[np.int32]) -> TurnText:
+    """Read one turn.
+
+    Args:
+        turn: The turn.
+        tokens: Its token ids.
+        pieces: The distinct ones among them, ascending.
+    """
+    text = turn.content.lower()
+    start = text[:4000]
+    return TurnText(
+        chars=len(text),
+        words=len(text.split()),
+        tokens=len(tokens),
+        pieces=pieces,
+        digest=blake2b(tokens.tobytes(), digest_size=16).digest(),
+        cues=tuple(count_cues(text)),
+        numbers=tuple(_NUMBER.findall(text[-8000:])),
+        digit_share=sum(map(str.isdigit, start)) / max(len(start), 1),
+        line_rate=text.count("\n") / (len(text) + 1),
+        is_tool_result=turn.kind is TurnKind.TOOL_RESULT or text.startswith("exitcode:"),
+    )
+
+
+def read_task(task: str, tokens: NDArray[np.int32]) -> TaskText:
+    """Read the task.
+
+    Args:
+        task: Its text.
+        tokens: Its token ids.
+    """
+    return TaskText(frozenset(_NUMBER.findall(task)), frozenset(tokens.tolist()))
+
+
 def describe_text(
-    trajectory: Trajectory,
-    agent_index: NDArray[np.int64],
-    tokens: Sequence[NDArray[np.int32]],
-    task_tokens: NDArray[np.int32],
+    texts: Sequence[TurnText], task: TaskText, agent_index: NDArray[np.int64]
 ) -> Floats:
     """Layout, cues and relations of each turn, from its text alone.
 
     Args:
-        trajectory: The run.
+        texts: What was read of each turn.
+        task: What was read of the task.
         agent_index: `(T,)` int64, agent of each turn.
-        tokens: Token ids of each turn.
-        task_tokens: Token ids of the task.
 
     Returns:
         `(T, len(TEXT_FEATURES))` float32.
     """
-    texts = [turn.content.lower() for turn in trajectory.turns]
-    cues = np.array([count_cues(text) for text in texts], dtype=np.float32)
-    layout = _describe_layout(trajectory, agent_index, texts, tokens)
+    cues = np.array([text.cues for text in texts], dtype=np.float32)
     relations = np.column_stack(
         [
             _relate_cues(cues),
-            _relate_numbers(texts, trajectory.task, agent_index),
-            _relate_words(tokens, task_tokens, agent_index),
+            _relate_numbers(texts, task, agent_index),
+            _relate_words(texts, task, agent_index),
         ]
     )
+    layout = _describe_layout(texts, agent_index)
     return np.column_stack([layout, np.log1p(cues), relations]).astype(np.float32)
 
 
@@ -186,16 +259,11 @@ def _cues_of(word: str) -> tuple[int, ...]:
     return tuple(i for i, pattern in enumerate(_PATTERNS) if pattern.match(word))
 
 
-def _describe_layout(
-    trajectory: Trajectory,
-    agent_index: NDArray[np.int64],
-    texts: list[str],
-    tokens: Sequence[NDArray[np.int32]],
-) -> Floats:
+def _describe_layout(texts: Sequence[TurnText], agent_index: NDArray[np.int64]) -> Floats:
     """Position, length and share of talk; columns as in `_LAYOUT`."""
     count, agents = len(texts), int(agent_index.max()) + 1
     turn = np.arange(count)
-    chars = np.array([len(text) for text in texts], dtype=np.float64)
+    chars = np.array([text.chars for text in texts], dtype=np.float64)
     log_chars = np.log1p(chars)
     own_turns = np.bincount(agent_index)
     ordinal = np.zeros(count)
@@ -205,8 +273,8 @@ def _describe_layout(
     own_log = np.bincount(agent_index, weights=log_chars) / own_turns
     own_chars = np.bincount(agent_index, weights=chars)
     size = own_turns[agent_index]
-    sizes = np.array([len(ids) for ids in tokens], dtype=np.float64)
-    distinct = np.array([len(np.unique(ids)) for ids in tokens], dtype=np.float64)
+    sizes = np.array([text.tokens for text in texts], dtype=np.float64)
+    distinct = np.array([len(text.pieces) for text in texts], dtype=np.float64)
     return np.column_stack(
         [
             turn / max(count - 1, 1),
@@ -226,13 +294,10 @@ def _describe_layout(
             log_chars / 3,
             log_chars - log_chars.mean(),
             log_chars - own_log[agent_index],
-            np.minimum(chars / np.maximum([len(text.split()) for text in texts], 1) / 6, 10),
-            [sum(map(str.isdigit, text[:4000])) / max(len(text[:4000]), 1) * 5 for text in texts],
-            [text.count("\n") / (len(text) + 1) * 50 for text in texts],
-            [
-                t.kind is TurnKind.TOOL_RESULT or text.startswith("exitcode:")
-                for t, text in zip(trajectory.turns, texts, strict=True)
-            ],
+            np.minimum(chars / np.maximum([text.words for text in texts], 1) / 6, 10),
+            [text.digit_share * 5 for text in texts],
+            [text.line_rate * 50 for text in texts],
+            [text.is_tool_result for text in texts],
             chars < 40,
             distinct / np.maximum(sizes, 1),
         ]
@@ -253,12 +318,13 @@ def _relate_cues(cues: Floats) -> Floats:
     ).astype(np.float32)
 
 
-def _relate_numbers(texts: list[str], task: str, agent_index: NDArray[np.int64]) -> Floats:
+def _relate_numbers(
+    texts: Sequence[TurnText], task: TaskText, agent_index: NDArray[np.int64]
+) -> Floats:
     """Numbers against the task, the past and the other agents; the last one is the answer."""
-    found = [_NUMBER.findall(text[-8000:]) for text in texts]
+    found = [text.numbers for text in texts]
     sets = [set(numbers) for numbers in found]
-    asked = set(_NUMBER.findall(task))
-    seen = set(asked)
+    seen = set(task.numbers)
     users: dict[str, set[int]] = {}
     for numbers, agent in zip(sets, agent_index, strict=True):
         for number in numbers:
@@ -270,8 +336,8 @@ def _relate_numbers(texts: list[str], task: str, agent_index: NDArray[np.int64])
     )
     by_answer: Counter[str] = Counter()
     answers_of: Counter[int] = Counter()
-    for (who, answer), times in answers.items():
-        by_answer[answer] += times
+    for (who, last), times in answers.items():
+        by_answer[last] += times
         answers_of[who] += times
     total = sum(by_answer.values())
     rows: list[tuple[float, ...]] = []
@@ -283,7 +349,7 @@ def _relate_numbers(texts: list[str], task: str, agent_index: NDArray[np.int64])
         agreeing = by_answer[answer] - answers[int(agent), answer] if answer else 0
         rows.append(
             (
-                len(numbers & asked) / size,
+                len(numbers & task.numbers) / size,
                 len(numbers - seen) / size,
                 sum(users[number] == {int(agent)} for number in numbers) / size,
                 agreeing / max(total - own, 1),
@@ -298,33 +364,30 @@ def _relate_numbers(texts: list[str], task: str, agent_index: NDArray[np.int64])
 
 
 def _relate_words(
-    tokens: Sequence[NDArray[np.int32]],
-    task_tokens: NDArray[np.int32],
-    agent_index: NDArray[np.int64],
+    texts: Sequence[TurnText], task: TaskText, agent_index: NDArray[np.int64]
 ) -> Floats:
     """Share of each turn's words that also stand in the task, the past and the neighbours."""
-    sets = [set(ids.tolist()) for ids in tokens]
-    task = set(task_tokens.tolist())
+    sets = [set(text.pieces.tolist()) for text in texts]
     seen: set[int] = set()
     own: dict[int, set[int]] = {}
-    texts: set[bytes] = set()
+    digests: set[bytes] = set()
     rows = []
     for t, (words, agent) in enumerate(zip(sets, agent_index, strict=True)):
         size = max(len(words), 1)
-        content = tokens[t].tobytes()
+        digest = texts[t].digest
         rows.append(
             (
-                len(words & task) / size,
+                len(words & task.pieces) / size,
                 len(words & sets[t - 1]) / size if t else 0.0,
                 len(words & own.get(int(agent), set())) / size,
                 len(words & seen) / size,
                 len(words & sets[t + 1]) / size if t + 1 < len(sets) else 0.0,
-                content in texts,
+                digest in digests,
             )
         )
         seen |= words
         own[int(agent)] = words
-        texts.add(content)
+        digests.add(digest)
     return np.array(rows, dtype=np.float32)
 
 

@@ -35,22 +35,42 @@ class Words:
     count: NDArray[np.float32]
 
 
-def count_words(turns: Sequence[NDArray[np.int32]], vocabulary: int) -> Words:
-    """Count the uni- and bigrams of each turn.
+TurnWords = tuple[NDArray[np.int32], NDArray[np.float32]]
+"""Rows of the n-grams of one turn, `(n,)` ascending, and how often each stands there, `(n,)`."""
+
+
+def count_turn(ids: NDArray[np.int32], vocabulary: int) -> TurnWords:
+    """Count the uni- and bigrams of one turn.
 
     Args:
-        turns: Token ids of each turn without special tokens, each `(n,)` int32, n >= 0.
+        ids: Token ids without special tokens, `(n,)` int32, n >= 0.
         vocabulary: Number of token ids; unigrams take these rows, bigrams the rows above.
-
-    Returns:
-        The counted n-grams in order of turn, then row.
     """
-    per_turn = [np.unique(_rows(ids, vocabulary), return_counts=True) for ids in turns]
+    rows, counts = np.unique(_rows(ids, vocabulary), return_counts=True)
+    return rows.astype(np.int32), counts.astype(np.float32)
+
+
+def join_words(turns: Sequence[TurnWords]) -> Words:
+    """The counted n-grams of a bag from those of its turns, in order of turn, then row.
+
+    Args:
+        turns: At least one.
+    """
     return Words(
-        turn=np.repeat(np.arange(len(turns)), [len(rows) for rows, _ in per_turn]),
-        row=np.concatenate([rows for rows, _ in per_turn]),
-        count=np.concatenate([counts for _, counts in per_turn]).astype(np.float32),
+        turn=np.repeat(np.arange(len(turns)), [len(rows) for rows, _ in turns]),
+        row=np.concatenate([rows for rows, _ in turns]).astype(np.int64),
+        count=np.concatenate([counts for _, counts in turns]),
     )
+
+
+def count_words(turns: Sequence[NDArray[np.int32]], vocabulary: int) -> Words:
+    """Count the uni- and bigrams of each turn of a bag.
+
+    Args:
+        turns: Token ids of each turn as `count_turn` takes them.
+        vocabulary: Number of token ids.
+    """
+    return join_words([count_turn(ids, vocabulary) for ids in turns])
 
 
 def weigh_words(

@@ -11,6 +11,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -47,6 +48,10 @@ OUTPUTS = ("agent", "mode", "pair", "step", "attention")
 class Encoder:
     """Token windows to turn vectors; safe to share between threads.
 
+    Attributes:
+        width: Size of a turn vector.
+        digest: Equal for encoders that give equal vectors.
+
     Args:
         file: The ONNX graph.
         threads: Turns encoded side by side; > 0.
@@ -67,6 +72,7 @@ class Encoder:
             )
         self._inputs = [node.name for node in inputs]
         self.width: int = output.shape[-1]
+        self.digest = sha256(file.read_bytes()).digest()
         self.threads = threads
         self._remember = remember
         self._known: OrderedDict[bytes, Floats] = OrderedDict()
@@ -132,12 +138,18 @@ class OnnxScorer:
         scores, start = [], 0
         for bag in bags:
             stop = start + len(bag.windows)
-            scores.append(self._score(bag, vectors[start:stop], vectors[stop]))
+            scores.append(self.score(bag, vectors[start:stop], vectors[stop]))
             start = stop + 1
         return scores
 
-    def _score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
-        """One head call."""
+    def score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
+        """Score one bag whose turns were encoded before: one head call.
+
+        Args:
+            bag: The bag.
+            vectors: `(T, E)` float32, what `encoder` gave for its windows.
+            task: `(E,)` float32, what `encoder` gave for its task.
+        """
         feed = {name: array[None] for name, array in head_inputs(bag, vectors, task, self.lexicon)}
         return Logits(*(output[0] for output in _run(self.head, OUTPUTS, feed)))
 

@@ -20,6 +20,7 @@ PUBLIC = [
     "ErrorMode",
     "Example",
     "Fault",
+    "Monitor",
     "Trajectory",
     "Turn",
     "TurnKind",
@@ -99,7 +100,16 @@ def test_reading_logs_loads_no_model_and_no_array() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["dcl.attribution", "dcl.artifact", "dcl.runtime", "dcl.report.table", "dcl.formats"]
+    "module",
+    [
+        "dcl.monitor",
+        "dcl.serving.app",
+        "dcl.attribution",
+        "dcl.artifact",
+        "dcl.runtime",
+        "dcl.report.table",
+        "dcl.formats",
+    ],
 )
 def test_the_torch_free_half_loads_no_torch(module: str) -> None:
     tops = {name.partition(".")[0] for name in loaded_by(f"import {module}")}

@@ -11,7 +11,7 @@ from dcl.formats.dialogue import Dialogue
 from dcl.formats.jsontext import too_deep
 from dcl.formats.labels import leftover
 from dcl.formats.source import stem
-from dcl.formats.spans import Event, Span, is_export, read_records, read_spans
+from dcl.formats.spans import Event, Span, is_export, is_span, read_records, read_spans
 from dcl.formats.spantree import SpanTree
 from dcl.trajectory import Example, Trajectory, Turn, TurnKind
 
@@ -59,6 +59,37 @@ _CONVENTIONS = (
     "deployment.", "host.", "telemetry.",
 )  # fmt: skip
 """First parts of attribute names that the semantic conventions define."""
+
+
+_NESTED = ("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "spans", "data")
+
+
+def split(document: object) -> list[tuple[str, dict[str, Any]]]:
+    """The traces of a document: the id of each, and the document with its spans alone.
+
+    Args:
+        document: OTLP/JSON or another export of spans.
+
+    Raises:
+        TraceError: If the spans are not nested as the format has it.
+    """
+    whole = document if isinstance(document, dict) else {"spans": document}
+    traces = dict.fromkeys(span.trace for span in read_spans(whole))
+    return [(trace, _only(whole, trace)) for trace in traces]
+
+
+def _only(node: Any, trace: str) -> Any:
+    """A copy without the spans of other traces."""
+    if isinstance(node, list):
+        return [_only(entry, trace) for entry in node if not _is_of_another(entry, trace)]
+    if not isinstance(node, dict):
+        return node
+    return {key: _only(value, trace) if key in _NESTED else value for key, value in node.items()}
+
+
+def _is_of_another(node: object, trace: str) -> bool:
+    """Whether it is a span, and not of this trace."""
+    return is_span(node) and any(span.trace != trace for span in read_spans(node))
 
 
 class Batch:

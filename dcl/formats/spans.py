@@ -51,12 +51,12 @@ def is_export(document: object) -> bool:
         return isinstance(first, dict) and is_export(first)
     if not isinstance(document, dict):
         return False
-    if any(key in document for key in _RESOURCES) or _is_span(document):
+    if any(key in document for key in _RESOURCES) or is_span(document):
         return True
     # An empty list of spans is an export without content, which deserves its own message.
     return any(
         isinstance(rows := document.get(key), list)
-        and ((not rows and key == "spans") or (bool(rows) and _is_span(rows[0])))
+        and ((not rows and key == "spans") or (bool(rows) and is_span(rows[0])))
         for key in _LISTS
     )
 
@@ -98,7 +98,7 @@ def _rows(document: object, place: str) -> Iterator[Row]:
         return
     row = expect_object(document, place)
     dot = f"{place}." if place else ""
-    if _is_span(row):
+    if is_span(row):
         yield row, _resource(row, place), place
         return
     for key in _LISTS:
@@ -134,7 +134,7 @@ def _resource(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     return read_attributes(resource.get("attributes"), f"{place}.resource")
 
 
-def _is_span(row: object) -> bool:
+def is_span(row: object) -> bool:
     """Whether an object is one span: it has an id of its own or in its context."""
     if not isinstance(row, Mapping):
         return False

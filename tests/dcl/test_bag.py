@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import any_text, bagger, light, make_run, make_tokenizer, runs
 
-from dcl.bag import MOST_TURNS, Bag, BagMaker, find_replies
+from dcl.bag import MOST_TURNS, Bag, BagMaker, Mentions, find_replies
 from dcl.errors import TraceError
 from dcl.features import TEXT_FEATURES
 from dcl.trajectory import Trajectory
@@ -17,7 +17,7 @@ START, END = (make_tokenizer().token_to_id(token) for token in ("[CLS]", "[SEP]"
 def replies(*said: tuple[str, str]) -> list[int]:
     run = make_run(*said)
     index = np.array([run.agents.index(turn.agent) for turn in run.turns])
-    return [int(t) for t in find_replies(run, index)]
+    return [int(t) for t in find_replies(Mentions(run.agents)(run.turns), index)]
 
 
 @light

@@ -16,7 +16,6 @@ from dcl.features import (
     FEATURES,
     TEXT_FEATURES,
     count_cues,
-    describe_text,
     describe_vectors,
 )
 from dcl.trajectory import Trajectory, Turn, TurnKind
@@ -234,9 +233,21 @@ def test_a_zero_vector_gives_finite_deviation() -> None:
     assert np.isfinite(describe_vectors(vectors, vectors[0], np.array([0, 1, 0]))).all()
 
 
-def test_text_features_do_not_depend_on_other_runs() -> None:
-    run = make_run(("a", "the sum is 4"), ("b", "wrong"))
-    index = np.array([0, 1])
-    *tokens, task = bagger().tokenize([*(turn.content for turn in run.turns), run.task])
-    alone = describe_text(run, index, tokens, task)
-    assert np.array_equal(alone, bagger()(run).features)
+@light
+@given(runs(), st.data())
+def test_turn_by_turn_the_bag_is_that_of_the_whole_run(
+    run: Trajectory, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(run.turns)))
+    draft = bagger().start(run.task)
+    for turn in run.turns[:cut]:
+        draft.extend([turn])
+        draft.bag()
+    draft.extend(run.turns[cut:])
+    grown, whole = draft.bag(), bagger()(run)
+    assert np.array_equal(grown.features, whole.features)
+    assert np.array_equal(grown.reply_to, whole.reply_to)
+    assert np.array_equal(grown.agent_index, whole.agent_index)
+    assert [window.tolist() for window in grown.windows] == [w.tolist() for w in whole.windows]
+    for name in ("turn", "row", "count"):
+        assert np.array_equal(getattr(grown.words, name), getattr(whole.words, name))

@@ -7,11 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
-from tiny import WIDTH, bagger, make_run, make_tokenizer, write_encoder, write_encoder_folder
+from tiny import (
+    WIDTH,
+    bagger,
+    make_lexicon,
+    make_run,
+    write_encoder,
+    write_encoder_folder,
+    write_model,
+)
 
 from dcl.artifact import (
     ENCODER,
@@ -27,7 +33,7 @@ from dcl.artifact import write_artifact as write
 from dcl.attribution import Calibration, Floats
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES
-from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.lexical import Lexicon
 from dcl.runtime import (
     OUTPUTS,
     Encoder,
@@ -163,67 +169,10 @@ def test_cores_are_counted() -> None:
     assert count_cores() >= 1
 
 
-def write_head(file: Path) -> Path:
-    """A graph whose pair logits are the wide logits, and whose step logits count features."""
-    floats, ints = TensorProto.FLOAT, TensorProto.INT64
-    inputs = [
-        ("vectors", floats, ["B", "T", WIDTH]),
-        ("task", floats, ["B", WIDTH]),
-        ("features", floats, ["B", "T", len(FEATURES)]),
-        ("wide", floats, ["B", "T", M]),
-        ("reply_to", ints, ["B", "T"]),
-        ("member", floats, ["B", "A", "T"]),
-    ]
-    outputs = [
-        ("agent", ["B", "A"]),
-        ("mode", ["B", M]),
-        ("pair", ["B", "A", M]),
-        ("step", ["B", "T"]),
-        ("attention", ["B", "T", M]),
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["member", "wide"], ["pair"]),
-        helper.make_node("ReduceMax", ["pair"], ["agent"], axes=[2], keepdims=0),
-        helper.make_node("ReduceMax", ["pair"], ["mode"], axes=[1], keepdims=0),
-        helper.make_node("ReduceMean", ["features"], ["step"], axes=[2], keepdims=0),
-        helper.make_node("Identity", ["wide"], ["attention"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "head",
-        [helper.make_tensor_value_info(*each) for each in inputs],
-        [helper.make_tensor_value_info(name, floats, shape) for name, shape in outputs],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), file)
-    return file
-
-
-def make_lexicon() -> Lexicon:
-    """Whoever says `wrong` fails in mode 5."""
-    rows = make_tokenizer().get_vocab_size() + BIGRAM_ROWS
-    table = np.zeros((rows, M), dtype=np.float16)
-    table[make_tokenizer().token_to_id("wrong"), 5] = 9.0
-    return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole exported model."""
-
-    def write_files(inside: Path) -> None:
-        write_encoder(inside / ENCODER)
-        write_head(inside / HEAD)
-        make_tokenizer().save(str(inside / TOKENIZER))
-        save_lexicon(make_lexicon(), inside / LEXICON)
-
-    return write(
-        tmp_path_factory.mktemp("models") / "model",
-        write_files,
-        window=Window(head=12, tail=4),
-        calibration=Calibration(pair_threshold=0.6, agent_threshold=0.6),
-        notes={},
-    )
+    return write_model(tmp_path_factory.mktemp("models") / "model")
 
 
 RUNS = [

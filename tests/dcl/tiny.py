@@ -19,8 +19,20 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from dcl.artifact import ENCODER, TOKENIZER, Window, write_artifact
+from dcl.artifact import (
+    ENCODER,
+    HEAD,
+    LEXICON,
+    TOKENIZER,
+    Window,
+    save_lexicon,
+    write_artifact,
+)
+from dcl.attribution import Calibration
 from dcl.bag import BagMaker
+from dcl.features import FEATURES
+from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.taxonomy import MODES
 from dcl.trajectory import Trajectory, Turn
 
 WIDTH = 8
@@ -109,3 +121,65 @@ def runs(*, most: int = 6, text: st.SearchStrategy[str] = any_text) -> st.Search
     said = st.lists(st.tuples(name, text), min_size=1, max_size=most)
     build: Callable[..., Trajectory] = lambda said, task: make_run(*said, task=task)  # noqa: E731
     return st.builds(build, said, text)
+
+
+def write_head(file: Path) -> Path:
+    """A graph whose pair logits are the wide logits, and whose step logits count features."""
+    floats, ints = TensorProto.FLOAT, TensorProto.INT64
+    inputs = [
+        ("vectors", floats, ["B", "T", WIDTH]),
+        ("task", floats, ["B", WIDTH]),
+        ("features", floats, ["B", "T", len(FEATURES)]),
+        ("wide", floats, ["B", "T", len(MODES)]),
+        ("reply_to", ints, ["B", "T"]),
+        ("member", floats, ["B", "A", "T"]),
+    ]
+    outputs = [
+        ("agent", ["B", "A"]),
+        ("mode", ["B", len(MODES)]),
+        ("pair", ["B", "A", len(MODES)]),
+        ("step", ["B", "T"]),
+        ("attention", ["B", "T", len(MODES)]),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["member", "wide"], ["pair"]),
+        helper.make_node("ReduceMax", ["pair"], ["agent"], axes=[2], keepdims=0),
+        helper.make_node("ReduceMax", ["pair"], ["mode"], axes=[1], keepdims=0),
+        helper.make_node("ReduceMean", ["features"], ["step"], axes=[2], keepdims=0),
+        helper.make_node("Identity", ["wide"], ["attention"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "head",
+        [helper.make_tensor_value_info(*each) for each in inputs],
+        [helper.make_tensor_value_info(name, floats, shape) for name, shape in outputs],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), file)
+    return file
+
+
+def make_lexicon(weight: float = 9.0) -> Lexicon:
+    """Whoever says `wrong` fails in mode 5."""
+    rows = make_tokenizer().get_vocab_size() + BIGRAM_ROWS
+    table = np.zeros((rows, len(MODES)), dtype=np.float16)
+    table[make_tokenizer().token_to_id("wrong"), 5] = weight
+    return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table)
+
+
+def write_model(folder: Path, *, weight: float = 9.0) -> Path:
+    """A whole exported model, tiny: whoever says `wrong` fails in mode 5."""
+
+    def write_files(inside: Path) -> None:
+        write_encoder(inside / ENCODER)
+        write_head(inside / HEAD)
+        make_tokenizer().save(str(inside / TOKENIZER))
+        save_lexicon(make_lexicon(weight), inside / LEXICON)
+
+    return write_artifact(
+        folder,
+        write_files,
+        window=Window(head=12, tail=4),
+        calibration=Calibration(pair_threshold=0.6, agent_threshold=0.6),
+        notes={},
+    )
