@@ -268,8 +268,7 @@ def _again_from_start(t: Talk) -> str:
         return _keep_lines([*t.lines[:-1], steps[-1][1] + steps[0][2]])
     orders = [s.text for s in t.scene.history if s.text.startswith("Work out")]
     asked = [m[1] for s in t.scene.history if (m := re.search(r'"argument": "([^"]+)"', s.text))]
-    own = [said.text for said in t.scene.history if said.agent == t.scene.agent]
-    settled = orders or asked or [p.expression for p in t.scene.earlier_steps()] or own
+    settled = orders or asked or [p.expression for p in t.scene.earlier_steps()]
     if not settled or settled[0] == t.text.strip():
         raise AttackError("FM-2.1: nothing was handled before")
     return settled[0]
