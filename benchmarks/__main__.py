@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -204,6 +206,97 @@ def turn_cost_command(
     except DclError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+
+
+@app.command("fewshot")
+def fewshot_command(
+    data: Annotated[list[Path], typer.Option(help="File or folder of labelled runs; repeatable.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    size: Annotated[
+        list[int] | None,
+        typer.Option(min=10, help="Runs to fit on; repeatable; 15, 30, 60 and 100 if not given."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Draws of each size.")] = 10,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps what the network says of the runs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+) -> None:
+    """Fit on a few labelled runs of one system and score on all others."""
+    from benchmarks.fewshot import FewshotConfig, compare_sizes
+    from benchmarks.fewshot import to_markdown as to_table
+
+    config = FewshotConfig(
+        data=tuple(data),
+        model=model,
+        sizes=tuple(size or (15, 30, 60, 100)),
+        repeats=repeats,
+        cache=cache,
+        seed=seed,
+    )
+    with _errors():
+        typer.echo(to_table(*compare_sizes(config)), nl=False)
+
+
+@app.command("reliability")
+def reliability_command(
+    data: Annotated[list[Path], typer.Option(help="Runs with labelled steps; repeatable.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Splits into halves.")] = 50,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps what the network says of the runs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the splits.")] = 0,
+) -> None:
+    """Measure the coverage of step sets and the precision of verdicts that stand."""
+    from benchmarks.fewshot import FewshotConfig
+    from benchmarks.reliability import measure
+    from benchmarks.reliability import to_markdown as to_table
+
+    config = FewshotConfig(data=tuple(data), model=model, repeats=repeats, cache=cache, seed=seed)
+    with _errors():
+        typer.echo(to_table(*measure(config)), nl=False)
+
+
+@app.command("deletion")
+def deletion_command(
+    data: Annotated[list[Path], typer.Option(help="File or folder of labelled runs; repeatable.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which questions.")] = Split.ALL,
+    limit: Annotated[int, typer.Option(min=1, help="Runs at most.")] = 100,
+    repeats: Annotated[int, typer.Option(min=1, help="Random deletions of each kind.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of what is deleted at random.")] = 0,
+) -> None:
+    """Take shown evidence away and compare with taking as much at random."""
+    from benchmarks.deletion import DeletionConfig, delete
+    from benchmarks.deletion import to_markdown as to_table
+
+    config = DeletionConfig(
+        data=tuple(data),
+        model=model,
+        split=split.value,
+        limit=limit,
+        repeats=repeats,
+        seed=seed,
+    )
+    with _errors():
+        typer.echo(to_table(*delete(config)), nl=False)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What goes wrong as one line and an exit code."""
+    try:
+        yield
+    except (DclError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(getattr(error, "exit_code", 2)) from None
 
 
 if __name__ == "__main__":

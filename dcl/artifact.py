@@ -6,6 +6,8 @@
     head.onnx         turn vectors and channels -> logits       (after export)
     model.safetensors the same network for torch                (before export)
     lexicon.npz       idf and mode weights of the wide half
+    adapter.json      what `dcl fit` learned of one system      (after a fit)
+    index.npz         vectors of labelled turns, to show like ones  (after a fit)
     manifest.json     sha256 and size of each file, versions, data digests, scores
     MODEL_CARD.md     for people; the one file that the manifest leaves out
 
@@ -46,6 +48,7 @@ CONFIG, MANIFEST, TOKENIZER, LEXICON = (
     "lexicon.npz",
 )
 ENCODER, HEAD, WEIGHTS, CARD = "encoder.onnx", "head.onnx", "model.safetensors", "MODEL_CARD.md"
+ADAPTER, INDEX = "adapter.json", "index.npz"
 
 _ENCODER_FILES = (CONFIG, TOKENIZER, ENCODER)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -135,7 +138,7 @@ def open_artifact(path: Path | None = None) -> Artifact:
         return Artifact(
             path=folder,
             window=Window(**config["window"]),
-            calibration=Calibration(**config["calibration"]),
+            calibration=read_calibration(config["calibration"]),
             model=dict(**config["model"]),
             manifest=manifest,
         )
@@ -154,6 +157,12 @@ def open_encoder(path: Path | None = None) -> EncoderSource:
     _, config = _open(folder, whole=False)
     with _config_errors(folder):
         return EncoderSource(path=folder, window=Window(**config["window"]))
+
+
+def read_calibration(row: Mapping[str, Any]) -> Calibration:
+    """A calibration as JSON holds it; keys that an older model lacks keep their defaults."""
+    cuts = {key: tuple(row[key]) for key in ("ranked_cuts", "span_cuts") if key in row}
+    return Calibration(**{**row, **cuts})
 
 
 def save_lexicon(lexicon: Lexicon, file: Path) -> None:

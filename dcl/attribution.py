@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 
+PERCENT = range(1, 100)
+"""Coverages that conformal sets are kept for, in percent."""
+SHOWN_COVERAGES = (0.8, 0.9)
+"""Coverages of the sets of steps that are written out."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
@@ -62,6 +67,11 @@ class Calibration:
         agent_threshold: Agents from this probability on are declared, 0 to 1.
         mode_threshold: Modes from this probability on are declared, 0 to 1.
         pair_threshold: Pairs from this probability on are declared, 0 to 1.
+        trust_threshold: The verdict is withheld where nobody reaches this probability, 0 to 1.
+        trust_precision: Share of first guesses that were right from there on in validation.
+        ranked_cuts: Largest score of a turn in a set of the likeliest turns, for a coverage of 1
+            to 99 %, 99 values from 0 to 1; empty where no labelled steps were there to fit on.
+        span_cuts: The same for a set of consecutive turns.
 
     Raises:
         ConfigError: If one is no number, or outside of its range.
@@ -74,13 +84,26 @@ class Calibration:
     agent_threshold: float = 0.5
     mode_threshold: float = 0.5
     pair_threshold: float = 0.5
+    trust_threshold: float = 0.0
+    trust_precision: float = 0.8
+    ranked_cuts: tuple[float, ...] = ()
+    span_cuts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what gives no probabilities."""
+        for name in ("ranked_cuts", "span_cuts"):
+            cuts = getattr(self, name)
+            if len(cuts) not in (0, len(PERCENT)) or not all(_is_share(cut) for cut in cuts):
+                raise ConfigError(
+                    f"calibration.{name}: expected no numbers or {len(PERCENT)} from 0 to 1, "
+                    f"got {len(cuts)}"
+                )
         for entry in fields(self):
             value = getattr(self, entry.name)
+            if isinstance(value, tuple):
+                continue
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if entry.name.endswith("threshold"):
+            if entry.name.endswith(("threshold", "precision")):
                 fits, expected = number and 0 <= value <= 1, "from 0 to 1"
             else:
                 fits, expected = number and 0 < value < math.inf, "over 0"
@@ -220,6 +243,51 @@ class Attribution:
         score = self.step_probs * (weight + 1e-6)
         return int(np.argmax(np.where(self.agent_index == agent, score, -1.0)))
 
+    def step_set(self, coverage: float = 0.9, *, consecutive: bool = True) -> tuple[int, ...]:
+        """Turns that hold the labelled one in at least this share of runs like those of the fit.
+
+        Args:
+            coverage: Share of runs, 0.01 to 0.99, rounded up to a whole percent.
+            consecutive: Whether the turns have to stand side by side, so that the set is a stretch
+                of the run; otherwise they are the likeliest ones wherever they stand.
+
+        Returns:
+            0-based positions in order, at least one; empty where the model has no fitted sets.
+
+        Raises:
+            ValueError: If `coverage` is out of range.
+
+        Source:
+            Consecutive sets: two-way filtration with sums, Conformal Agent Error Attribution
+            (arXiv 2605.06788). Others: adaptive prediction sets without randomisation, Romano et
+            al. 2020, "Classification with Valid and Adaptive Coverage".
+        """
+        percent = math.ceil(100 * coverage - 1e-9)
+        if percent not in PERCENT:
+            raise ValueError(f"coverage must be from 0.01 to 0.99, got {coverage}")
+        cuts = self.calibration.span_cuts if consecutive else self.calibration.ranked_cuts
+        if not cuts:
+            return ()
+        scores = span_scores(self.step_probs) if consecutive else rank_scores(self.step_probs)
+        inside = scores <= max(cuts[percent - 1], scores.min())
+        return tuple(int(t) for t in np.flatnonzero(inside))
+
+    @property
+    def abstains(self) -> str:
+        """Why no verdict should be acted on, as one sentence; empty where one stands."""
+        if not self.findings():
+            return "nobody is over the threshold"
+        best = int(np.argmax(self.agent_probs))
+        least = self.calibration.trust_threshold
+        if self.agent_probs[best] < least:
+            share = round(100 * self.calibration.trust_precision)
+            return (
+                f"the likeliest agent, {self.agents[best]}, has {self.agent_probs[best]:.2f}; "
+                + (f"only from {least:.2f} on " if least < 1 else "at no probability ")
+                + f"were {share} % of such verdicts right"
+            )
+        return ""
+
     def to_dict(
         self,
         *,
@@ -266,6 +334,12 @@ class Attribution:
                 {"turn": t, "step": self.steps[t], "prob": _round(prob)}
                 for t, prob in enumerate(self.step_probs)
             ],
+            "step_sets": [
+                {"coverage": coverage, "steps": [self.steps[t] for t in self.step_set(coverage)]}
+                for coverage in SHOWN_COVERAGES
+                if self.calibration.span_cuts
+            ],
+            "abstains": self.abstains or None,
         }
 
     def find(self, agent: int, mode: int | None) -> Finding:
@@ -418,6 +492,39 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
         weights=weights,
         calibration=calibration,
     )
+
+
+def _is_share(value: object) -> bool:
+    """Whether this is a number from 0 to 1."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def rank_scores(probs: Floats) -> NDArray[np.float64]:
+    """Mass of all turns that are at least as likely as each one, 0 to 1; `(T,)`.
+
+    Args:
+        probs: `(T,)`, sums to 1.
+    """
+    order = np.argsort(-probs, kind="stable")
+    ranked = probs[order].astype(np.float64)
+    mass = np.cumsum(ranked)
+    last = np.searchsorted(-ranked, -ranked, side="right") - 1  # of those that are equally likely
+    scores = np.empty(len(probs))
+    scores[order] = mass[last]
+    return scores
+
+
+def span_scores(probs: Floats) -> NDArray[np.float64]:
+    """The larger of the masses before and after each turn, 0 to 1; `(T,)`.
+
+    Turns up to any score stand side by side.
+
+    Args:
+        probs: `(T,)`, sums to 1.
+    """
+    mass = np.cumsum(probs, dtype=np.float64)
+    scores: NDArray[np.float64] = np.maximum(mass - probs, mass[-1] - mass)
+    return scores
 
 
 def sigmoid(x: Floats) -> Floats:

@@ -100,6 +100,19 @@ class BagMaker:
         encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
+    def locate(self, text: str) -> tuple[NDArray[np.int32], list[tuple[int, int]]]:
+        """Token ids of a text, as `tokenize` gives them, and the characters of each.
+
+        Args:
+            text: Any text.
+
+        Returns:
+            `(n,)` int32, and `n` pairs of first character and the one after the last.
+        """
+        clean = text.encode("utf-8", "replace").decode("utf-8")
+        encoding = self._tokenizer.encode(clean, add_special_tokens=False)
+        return np.array(encoding.ids, dtype=np.int32), list(encoding.offsets)
+
     def window(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """What the encoder reads of a turn: its head and tail between `[CLS]` and `[SEP]`."""
         if len(ids) > self.head + self.tail:

@@ -1,16 +1,36 @@
-"""Temperatures and thresholds from validation logits."""
+"""Temperatures, thresholds, conformal sets of steps and the limit of trust, from held-out logits.
+
+Conformal sets hold for runs that are exchangeable with those they were fitted on: a fresh run of
+the same system, and no promise for another one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcl.attribution import Calibration, Logits, sigmoid
+from dcl.attribution import (
+    PERCENT,
+    Attribution,
+    Calibration,
+    Logits,
+    rank_scores,
+    sigmoid,
+    softmax,
+    span_scores,
+)
+from dcl.errors import ConfigError
 from dcl.targets import Targets
 
 Floats = NDArray[np.float32]
+
+PRECISION = 0.8
+"""Share of right first guesses that is asked of a verdict by default; see `fit_trust`."""
 
 
 def fit_calibration(
@@ -18,19 +38,23 @@ def fit_calibration(
     targets: Sequence[Targets],
     *,
     steps: Sequence[tuple[Floats, Floats]] = (),
+    base: Calibration | None = None,
+    precision: float = PRECISION,
 ) -> Calibration:
-    """Choose temperatures for likelihood and thresholds for micro-F1.
+    """Choose temperatures for likelihood, thresholds for micro-F1, and conformal sets of steps.
 
     Args:
         logits: One a validation bag.
-        targets: Labels of each bag, with known modes. Those that no turn can show count as misses
-            when thresholds are chosen.
+        targets: Labels of each bag. Those that no turn can show count as misses when thresholds
+            are chosen; bags with unknown modes count for agents only.
         steps: Step logits and target, `(T,)` each, of the bags whose step is labelled.
+        base: What stays where nothing is labelled; None means the defaults.
+        precision: Share of right first guesses that is asked of a verdict, 0 to 1.
 
     Returns:
         The calibration.
     """
-    fitted: dict[str, float] = {}
+    fitted: dict[str, Any] = {}
     for level, (score, label, missed) in _levels(logits, targets).items():
         fitted[f"{level}_temperature"] = fit_temperature(score, label)
         cut, _ = best_threshold(score, label, missed=missed)
@@ -38,8 +62,117 @@ def fit_calibration(
             sigmoid(np.array(cut / fitted[f"{level}_temperature"], dtype=np.float32))
         )
     if steps:
-        fitted["step_temperature"] = _fit_step_temperature(steps)
-    return Calibration(**fitted)
+        temperature = fitted["step_temperature"] = _fit_step_temperature(steps)
+        probs = [softmax(logits / temperature, axis=0) for logits, _ in steps]
+        turns = [int(np.argmax(target)) for _, target in steps]
+        fitted["ranked_cuts"] = fit_cuts(
+            [rank_scores(p)[t] for p, t in zip(probs, turns, strict=True)]
+        )
+        fitted["span_cuts"] = fit_cuts(
+            [span_scores(p)[t] for p, t in zip(probs, turns, strict=True)]
+        )
+    faulty = [(o, t) for o, t in zip(logits, targets, strict=True) if t.agent.any()]
+    if faulty:
+        heat = fitted["agent_temperature"]
+        fitted["trust_threshold"] = fit_trust(
+            [float(sigmoid(one.agent / heat).max()) for one, _ in faulty],
+            [bool(target.agent[np.argmax(one.agent)]) for one, target in faulty],
+            precision=precision,
+        )
+        fitted["trust_precision"] = precision
+    return replace(base or Calibration(), **fitted)
+
+
+def fit_cuts(scores: Sequence[float]) -> tuple[float, ...]:
+    """The largest score that a turn of a conformal set may have, for each whole percent.
+
+    Args:
+        scores: Score of the turn that was labelled in each held-out run, 0 to 1, as `rank_scores`
+            or `span_scores` gives it.
+
+    Returns:
+        99 cuts, for a coverage of 1 to 99 %, each the order statistic that gives at least this
+        coverage in any finite sample; 1, which lets every turn in, where there are too few runs.
+
+    Source:
+        Vovk et al. 2005; Lei et al. 2018, "Distribution-Free Predictive Inference for Regression",
+        for the split form and the rank `ceil((n + 1) coverage)`.
+    """
+    ordered = np.sort(np.asarray(scores, dtype=np.float64))
+    ranks = [math.ceil((len(ordered) + 1) * percent / 100 - 1e-9) for percent in PERCENT]
+    return tuple(
+        round(min(float(ordered[r - 1]) + 1e-6, 1.0), 6) if r <= len(ordered) else 1.0
+        for r in ranks
+    )
+
+
+def fit_trust(confidence: Sequence[float], right: Sequence[bool], *, precision: float) -> float:
+    """Confidence from which on enough of the first guesses are right.
+
+    One wrong guess more than was seen is counted at every threshold, so that a few lucky runs
+    earn no trust.
+
+    Args:
+        confidence: Of the first guess of each held-out run, 0 to 1.
+        right: Whether it was right.
+        precision: Share that has to be right, 0 to 1.
+
+    Returns:
+        The lowest such confidence; 0 if all runs together are right often enough, 1 if no
+        threshold is.
+    """
+    order = np.argsort(-np.asarray(confidence), kind="stable")
+    ranked = np.asarray(confidence, dtype=np.float64)[order]
+    hits = np.cumsum(np.asarray(right, dtype=np.float64)[order])
+    share = hits / (np.arange(len(ranked)) + 2)
+    whole = np.append(ranked[:-1] > ranked[1:], True)  # equal ones are trusted together
+    good = np.flatnonzero(whole & (share >= precision))
+    if not len(good):
+        return 1.0
+    return 0.0 if good[-1] == len(ranked) - 1 else float(ranked[good[-1]])
+
+
+def recalibrate(
+    calibration: Calibration, clean: Sequence[Attribution], *, share: float
+) -> Calibration:
+    """Move the thresholds of agents and pairs until few enough sound runs are flagged.
+
+    Both move by the same distance in log-odds. No label is needed but that the runs succeeded.
+
+    Args:
+        calibration: Of the model.
+        clean: Attributions of runs that succeeded, by this calibration.
+        share: Of future sound runs, at most this share is flagged on average, above 0, below 1.
+
+    Raises:
+        ConfigError: If the share is out of range, or there are too few runs for it.
+
+    Source:
+        Split conformal prediction, as in `fit_cuts`.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"share: expected a number between 0 and 1, got {share}")
+    rank = math.ceil((len(clean) + 1) * (1 - share) - 1e-9)
+    if rank > len(clean):
+        raise ConfigError(
+            f"expected at least {math.ceil(1 / share - 1e-9) - 1} sound runs to flag at most "
+            f"{share:g} of them, got {len(clean)}; give more runs or allow a larger share"
+        )
+    levels = ("agent", "pair")
+    cuts = [_log_odds(getattr(calibration, f"{level}_threshold")) for level in levels]
+    excess = sorted(
+        max(
+            _log_odds(float(getattr(one, f"{level}_probs").max())) - cut
+            for level, cut in zip(levels, cuts, strict=True)
+        )
+        for one in clean
+    )
+    shift = excess[rank - 1] + 1e-4  # a threshold is reached by what equals it
+    moved: dict[str, Any] = {
+        f"{level}_threshold": float(1 / (1 + math.exp(-(cut + shift))))
+        for level, cut in zip(levels, cuts, strict=True)
+    }
+    return replace(calibration, **moved)
 
 
 def score_levels(
@@ -106,15 +239,29 @@ def best_threshold(scores: Floats, labels: Floats, *, missed: int = 0) -> tuple[
 def _levels(
     logits: Sequence[Logits], targets: Sequence[Targets]
 ) -> dict[str, tuple[Floats, Floats, int]]:
-    """Logits and labels of every level, all bags in one row, and the labels out of reach."""
+    """Logits and labels of every level, all bags in one row, and the labels out of reach.
+
+    Bags whose modes nobody labelled count at the level of agents alone; without any others, there
+    are no other levels.
+    """
+    both = list(zip(logits, targets, strict=True))
+    known = [(one, target) for one, target in both if target.known]
+    levels = [("agent", "lost_agents", both)]
+    levels += [("mode", "", known), ("pair", "lost_pairs", known)] if known else []
     return {
         level: (
-            np.concatenate([getattr(one, level).ravel() for one in logits]),
-            np.concatenate([getattr(one, level).ravel() for one in targets]),
-            sum(getattr(one, lost) for one in targets) if lost else 0,
+            np.concatenate([getattr(one, level).ravel() for one, _ in bags]),
+            np.concatenate([getattr(target, level).ravel() for _, target in bags]),
+            sum(getattr(target, lost) for _, target in bags) if lost else 0,
         )
-        for level, lost in (("agent", "lost_agents"), ("mode", ""), ("pair", "lost_pairs"))
+        for level, lost, bags in levels
     }
+
+
+def _log_odds(prob: float) -> float:
+    """Log-odds of a probability, finite at both ends."""
+    prob = min(max(prob, 1e-7), 1 - 1e-7)
+    return math.log(prob) - math.log1p(-prob)
 
 
 def _fit_step_temperature(known: Sequence[tuple[Floats, Floats]]) -> float:

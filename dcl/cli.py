@@ -41,6 +41,7 @@ from dcl.report.record import dump
 from dcl.trajectory import Example, Trajectory
 
 if TYPE_CHECKING:
+    from dcl.adapting import FitReport
     from dcl.attribution import Attributor
 
 _BATCH = 16  # traces that are scored together; as many more are being read
@@ -238,6 +239,118 @@ def train(context: typer.Context) -> None:
             'run pip install "dcl-attribution[train]"'
         ) from None
     raise typer.Exit(run(context.args))
+
+
+@app.command()
+def explain(
+    paths: Paths,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Model folder; without it, the one that ships."),
+    ] = None,
+    format: Format = "auto",
+    output: Annotated[Output, typer.Option(help="Lines for people, or JSON lines.")] = Output.TABLE,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write there; the file appears when whole.")
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Explain the N likeliest faults, no threshold."),
+    ] = None,
+    words: Annotated[int, typer.Option(min=0, metavar="N", help="Words to show.")] = 8,
+    sentences: Annotated[int, typer.Option(min=0, metavar="N", help="Sentences to show.")] = 3,
+) -> None:
+    """Show what speaks for each finding: words, sentences, the way of the fault, like ones."""
+    from dcl.artifact import INDEX, pretrained
+    from dcl.explanation import explain as explain_run
+    from dcl.nearest import load_index
+    from dcl.report.explained import explain_lines, explain_record
+
+    attributor = load_model(model, threads=None)
+    file = (model or pretrained()) / INDEX
+    index = load_index(file) if file.is_file() else None
+    tally = Tally()
+    with open_out(out) as stream:
+        for report in _attribute(attributor, _read(paths, format, tally)):
+            found = report.attribution.findings(top_k=top_k)
+            told = explain_run(
+                attributor, report.trajectory, found, words=words, sentences=sentences, index=index
+            )
+            if output is Output.TABLE:
+                stream.writelines(line + "\n" for line in explain_lines(report, told))
+            else:
+                stream.write(dump(explain_record(report, told)) + "\n")
+    raise typer.Exit(TraceError.exit_code if tally.unreadable else 0)
+
+
+@app.command()
+def fit(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE|FOLDER|-...", help="Labelled logs of your system."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the adapted model.")] = Path(
+        "adapted"
+    ),
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Model to start from; without it, the one that ships."),
+    ] = None,
+    clean: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE|FOLDER", help="Logs of runs that succeeded; repeatable."),
+    ] = None,
+    false_alarms: Annotated[
+        float,
+        typer.Option(metavar="P", callback=_check_prob, help="Share of --clean runs to flag."),
+    ] = 0.1,
+    format: Format = "auto",
+    seed: Annotated[int, typer.Option(help="Of the folds of the cross-validation.")] = 0,
+) -> None:
+    """Adapt a model to your system from 15 to 200 labelled logs."""
+    from dcl.adapting import adapt
+
+    tally = Tally()
+    report = adapt(
+        model,
+        [example for _, example in _read(paths or [], format, tally)],
+        out,
+        clean=[example.trajectory for _, example in _read(clean or [], format, tally)],
+        share=false_alarms,
+        seed=seed,
+    )
+    for line in describe_fit(report):
+        typer.echo(line)
+    typer.echo(visible(f"written: {out}"))
+    raise typer.Exit(TraceError.exit_code if tally.unreadable else 0)
+
+
+def describe_fit(report: FitReport) -> Iterator[str]:
+    """What a fit did, in plain lines.
+
+    Args:
+        report: Of the fit.
+    """
+    if report.runs:
+        yield f"{report.runs} labelled runs, {report.questions} questions"
+        yield "scores in percent on questions that the fit did not see, with 95 % intervals:"
+        for level in report.levels:
+            before, after, gain = (
+                f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+                for value, low, high in (level.before, level.after, level.gain)
+            )
+            yield (
+                f"  {level.name}, {level.runs} runs: before {before}, after {after}, gain {gain}"
+            )
+    if report.flagged is not None:
+        yield f"{report.clean} successful runs, {report.flagged:.0%} of them flagged before"
+        yield "thresholds: agent {:.3f}, pair {:.3f}".format(*report.thresholds)
+    if not report.parts:
+        yield "nothing was better on unseen questions: the original is kept"
+    else:
+        yield f"changed: {', '.join(report.parts)}"
+    if report.parts and report.refused:
+        yield f"left as it was, for want of a gain: {', '.join(report.refused)}"
 
 
 @models_app.command("verify")

@@ -103,6 +103,34 @@ def weigh_words(
     return share
 
 
+def split_over_tokens(
+    ids: NDArray[np.int32],
+    vocabulary: int,
+    rows: NDArray[np.int64],
+    mass: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """What the n-grams of one turn carry, split over its tokens without rest.
+
+    Every occurrence of an n-gram has the same share; that of a bigram goes half to each token.
+
+    Args:
+        ids: `(n,)` int32, the whole turn.
+        vocabulary: As in `count_words`.
+        rows: Rows of the n-grams of the turn, ascending.
+        mass: What each of them carries.
+
+    Returns:
+        `(n,)` float64 with the sum of `mass`.
+    """
+    occurring = np.searchsorted(rows, _rows(ids, vocabulary))
+    each = mass[occurring] / np.bincount(occurring, minlength=len(rows))[occurring]
+    shares = each[: len(ids)].astype(np.float64)
+    bigrams = each[len(ids) :] / 2
+    shares[:-1] += bigrams
+    shares[1:] += bigrams
+    return shares
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Lexicon:
     """The wide half: idf and one row of mode weights for every n-gram.

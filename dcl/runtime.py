@@ -24,7 +24,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from dcl.adapter import Adapter, describe_turns, load_adapter
 from dcl.artifact import (
+    ADAPTER,
     ENCODER,
     HEAD,
     LEXICON,
@@ -124,12 +126,20 @@ class OnnxScorer:
         encoder: Turn encoder.
         head: Graph of the attribution network.
         lexicon: Wide half.
+        adapter: What `dcl fit` learned; None changes nothing.
     """
 
-    def __init__(self, encoder: Encoder, head: ort.InferenceSession, lexicon: Lexicon) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        head: ort.InferenceSession,
+        lexicon: Lexicon,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.encoder = encoder
         self.head = head
         self.lexicon = lexicon
+        self.adapter = adapter
 
     def __call__(self, bags: Sequence[Bag]) -> list[Logits]:
         """Score bags; turns of all of them are encoded together, heads run one by one."""
@@ -143,20 +153,50 @@ class OnnxScorer:
         return scores
 
     def score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
-        """Score one bag whose turns were encoded before: one head call.
+        """Score one bag whose turns were encoded before: one head call, adapted.
 
         Args:
             bag: The bag.
             vectors: `(T, E)` float32, what `encoder` gave for its windows.
             task: `(E,)` float32, what `encoder` gave for its task.
         """
-        feed = {name: array[None] for name, array in head_inputs(bag, vectors, task, self.lexicon)}
-        return Logits(*(output[0] for output in _run(self.head, OUTPUTS, feed)))
+        logits, inputs = self._run_head(bag, vectors, task)
+        if self.adapter is None:
+            return logits
+        return self.adapter(logits, _describe(logits, inputs, bag), bag.agent_index)
+
+    def observe(
+        self, bag: Bag, vectors: Floats, task: Floats
+    ) -> tuple[Logits, NDArray[np.float64]]:
+        """What the network itself says, and the columns that an adapter reads.
+
+        Args:
+            bag: The bag.
+            vectors: As in `score`.
+            task: As in `score`.
+        """
+        logits, inputs = self._run_head(bag, vectors, task)
+        return logits, _describe(logits, inputs, bag)
+
+    def _run_head(
+        self, bag: Bag, vectors: Floats, task: Floats
+    ) -> tuple[Logits, dict[str, NDArray[Any]]]:
+        """Logits of the network, and what it was fed, without the batch axis."""
+        inputs = dict(head_inputs(bag, vectors, task, self.lexicon))
+        feed = {name: array[None] for name, array in inputs.items()}
+        return Logits(*(output[0] for output in _run(self.head, OUTPUTS, feed))), inputs
+
+
+def _describe(
+    logits: Logits, inputs: dict[str, NDArray[Any]], bag: Bag
+) -> NDArray[np.float64]:
+    """Columns that an adapter reads."""
+    return describe_turns(logits, inputs["features"], inputs["wide"], bag.agent_index)
 
 
 def head_inputs(
     bag: Bag, vectors: Floats, task: Floats, lexicon: Lexicon
-) -> list[tuple[str, NDArray[np.generic]]]:
+) -> list[tuple[str, NDArray[Any]]]:
     """Named inputs of the attribution network for one bag, without the batch axis.
 
     Args:
@@ -207,7 +247,10 @@ def load(path: str | Path | None = None, *, threads: int | None = None) -> Attri
             f"{artifact.path / LEXICON}: expected {bagger.vocabulary + BIGRAM_ROWS} rows for the "
             f"vocabulary of {TOKENIZER}, got {len(lexicon.idf)}; export the model again"
         )
-    return Attributor(bagger, OnnxScorer(encoder, head, lexicon), artifact.calibration)
+    fitted = ADAPTER in artifact.manifest["files"]
+    adapter = load_adapter(artifact.path / ADAPTER) if fitted else None
+    scorer = OnnxScorer(encoder, head, lexicon, adapter)
+    return Attributor(bagger, scorer, artifact.calibration)
 
 
 def load_bagger(artifact: Artifact | EncoderSource) -> BagMaker:

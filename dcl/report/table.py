@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dcl.attribution import SHOWN_COVERAGES
 from dcl.report import Report
 from dcl.report.output import visible
 from dcl.taxonomy import MODES
@@ -35,7 +36,7 @@ def table(report: Report) -> RenderableType:
         no_wrap=True,
         overflow="ellipsis",
     )
-    parts = [_faults(report), _agents(report), _modes(report)]
+    parts = [_faults(report), *_sentences(report), _agents(report), _modes(report)]
     if report.evidence:
         parts.append(_evidence(report))
     indented = (Padding(part, (0, 0, 0, 2), expand=False) for part in parts)
@@ -58,6 +59,22 @@ def _faults(report: Report) -> RenderableType:
             f"{finding.prob:.2f}",
         )
     return grid
+
+
+def _sentences(report: Report) -> list[RenderableType]:
+    """Where the failure shows and whether to trust the verdict, in plain words; may be none."""
+    scored = report.attribution
+    spans = []
+    for coverage in SHOWN_COVERAGES if scored.calibration.span_cuts else ():
+        turns = scored.step_set(coverage)
+        first, last = scored.steps[turns[0]], scored.steps[turns[-1]]
+        where = f"at step {first}" if len(turns) == 1 else f"between step {first} and {last}"
+        spans.append(f"{where} ({coverage:.0%})")
+    lines = [f"The failure shows {', '.join(spans)}."] if spans else []
+    # Where nothing is declared, the line above has said so.
+    if scored.abstains and scored.findings():
+        lines.append(f"No verdict to act on: {visible(scored.abstains)}.")
+    return [Text("\n".join(lines))] if lines else []
 
 
 def _agents(report: Report) -> RenderableType:

@@ -230,7 +230,9 @@ def test_turns_weigh_the_same_where_nothing_speaks_for_a_failure() -> None:
 def test_json_is_strict_and_has_these_keys_alone() -> None:
     row = attribute(pair={(0, 5): 4.0}, agent={1: 2.0}).to_dict()
     assert json.loads(json.dumps(row, allow_nan=False)) == row
-    assert list(row) == ["id", "agents", "modes", "faults", "evidence", "steps"]
+    assert list(row) == [
+        *("id", "agents", "modes", "faults", "evidence", "steps", "step_sets", "abstains")
+    ]
     assert set(row["agents"][0]) == {"name", "prob"}
     assert set(row["modes"][0]) == {"code", "title", "prob"}
     assert set(row["faults"][0]) == {"agent", "mode", "step", "turn", "prob"}

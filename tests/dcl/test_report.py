@@ -23,7 +23,8 @@ from dcl.report.table import table
 from dcl.taxonomy import ErrorMode
 from dcl.trajectory import Trajectory, Turn
 
-KEYS = ["id", "source", "agents", "modes", "faults", "evidence", "steps"]
+LISTS = ["agents", "modes", "faults", "evidence", "steps"]
+KEYS = ["id", "source", *LISTS, "step_sets", "abstains"]
 
 
 def make_report(*said: str, **shown: Any) -> Report:
@@ -79,7 +80,7 @@ def test_the_page_on_the_output_shows_the_keys_of_every_object() -> None:
     shown = json.loads(page.partition("```json\n")[2].partition("```")[0])
     row = record(FAILED)
     assert list(shown) == list(row)
-    for key in KEYS[2:]:
+    for key in LISTS:
         assert list(shown[key][0]) == list(row[key][0])
 
 
@@ -104,6 +105,21 @@ def test_table_names_agent_mode_step_and_shows_the_turn() -> None:
     assert lines[0].split() == ["run", "log.json", "3", "agents,", "3", "turns"]
     assert ["b", "FM-2.5", "Ignore", "other", "agents", "1", "0.95"] in [x.split() for x in lines]
     assert any(line.split()[:2] == ["1", "b"] and "stays as it is" in line for line in lines)
+
+
+def test_table_says_in_which_stretch_the_failure_shows_and_whether_to_trust_it() -> None:
+    cuts = tuple(percent / 100 for percent in range(1, 100))
+    sure = replace(FAILED.attribution.calibration, span_cuts=cuts, trust_threshold=0.99)
+    doubted = replace(FAILED, attribution=replace(FAILED.attribution, calibration=sure))
+    text = " ".join(draw(doubted).split())
+    assert "The failure shows at step 1 (80%), at step 1 (90%)." in text
+    assert "No verdict to act on: the likeliest agent, b, has 0.95; only from 0.99 on" in text
+    assert record(doubted)["step_sets"] == [
+        {"coverage": 0.8, "steps": [1]},
+        {"coverage": 0.9, "steps": [1]},
+    ]
+    assert record(FAILED)["step_sets"] == []
+    assert record(FAILED)["abstains"] is None
 
 
 def test_table_says_that_nothing_was_found() -> None:

@@ -1,0 +1,250 @@
+"""What `dcl fit` learns of one system: a small linear layer on top of the frozen network.
+
+It re-ranks the turns of a run, moves the logits of agents along with them, and shifts modes. The
+scorer applies it right after the network, so everything that scores a run is adapted alike.
+
+Letters: `T` turns, `A` agents, `F` columns, `M` = 14 modes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcl.attribution import Logits, softmax
+from dcl.errors import ArtifactError
+from dcl.features import FEATURES
+from dcl.taxonomy import MODES
+
+Floats = NDArray[np.float64]
+Agents = NDArray[np.int64]
+
+_STRUCTURE = (
+    "has_code", "is_first_code", "after_code", "code_before", "code_next", "tool_before",
+    "tool_next", "same_before", "same_next", "is_turn_1", "is_turn_2", "talks_most",
+)  # fmt: skip
+_NETWORK = (
+    "net_step", "net_agent", "net_pair", "net_attention", "net_attention_mean", "wide_best",
+    "wide_sum",
+)  # fmt: skip
+COLUMNS: tuple[str, ...] = (*FEATURES, *_STRUCTURE, *_NETWORK)
+"""Names of the columns of `describe_turns`."""
+
+_LAYOUT = FEATURES[: FEATURES.index("cue_code")]
+COLUMN_SETS: dict[str, tuple[str, ...]] = {
+    "few": (
+        "is_first_code", "has_code", "to_task", "from_previous", "error_after", "numbers_new",
+        "claim_without_evidence", "cue_assumption", "is_tool_result", "is_last", "is_own_first",
+        "is_turn_1", "position", "log_chars", "turn_share", "net_step",
+    ),
+    "structure": (*_LAYOUT, *_STRUCTURE),
+    "everything": COLUMNS,
+}  # fmt: skip
+"""Columns that turns are scored by, once by each set: 15 runs need few, 200 can bear all."""
+
+_CLIP = 4.0  # standard deviations that one column may be off; a new run can be far from all others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """Turn scores, agent scores and mode shifts, fitted on labelled runs of one system.
+
+    The step logits become `trust * step + columns @ weights`. An agent's logit becomes a linear
+    function of its old one and of the log-odds of the posterior mass on its turns; its pair
+    logits move by as much. Modes move by a constant each.
+
+    Args:
+        columns: Columns of `describe_turns` that it reads, `F` of them.
+        mean: `(F,)`, subtracted first.
+        scale: `(F,)`, divides after; > 0.
+        weights: `(F,)`.
+        trust: How much of the network's own step logits stays; 1 is all.
+        agent: `(3,)`: constant, weight of the old agent logit, weight of the log-odds.
+        modes: `(M,)`, added to mode and pair logits.
+    """
+
+    columns: tuple[str, ...]
+    mean: Floats
+    scale: Floats
+    weights: Floats
+    trust: float
+    agent: Floats
+    modes: Floats
+
+    def __call__(self, logits: Logits, turns: Floats, agent_index: NDArray[np.int64]) -> Logits:
+        """Adapted logits of one bag.
+
+        Args:
+            logits: Of the network.
+            turns: `(T, len(COLUMNS))`, as `describe_turns` gives them.
+            agent_index: `(T,)` int64, agent of each turn.
+        """
+        step = self.score_turns(logits, turns)
+        agent = self.score_agents(logits, step, agent_index)
+        pair = logits.pair + (agent - logits.agent)[:, None] + self.modes
+        return replace(
+            logits,
+            step=step.astype(np.float32),
+            agent=agent.astype(np.float32),
+            pair=pair.astype(np.float32),
+            mode=(logits.mode + self.modes).astype(np.float32),
+        )
+
+    def score_turns(self, logits: Logits, turns: Floats) -> Floats:
+        """Adapted step logits, `(T,)`."""
+        columns = standardise(select(turns, self.columns), self.mean, self.scale)
+        score: Floats = self.trust * logits.step + columns @ self.weights
+        return score
+
+    def score_agents(self, logits: Logits, step: Floats, agent_index: NDArray[np.int64]) -> Floats:
+        """Adapted agent logits, `(A,)`, from adapted step logits."""
+        odds = agent_log_odds(step, agent_index, len(logits.agent))
+        score: Floats = self.agent[0] + self.agent[1] * logits.agent + self.agent[2] * odds
+        return score
+
+
+IDENTITY = Adapter(
+    columns=(),
+    mean=np.zeros(0),
+    scale=np.ones(0),
+    weights=np.zeros(0),
+    trust=1.0,
+    agent=np.array([0.0, 1.0, 0.0]),
+    modes=np.zeros(len(MODES)),
+)
+"""Changes nothing."""
+
+
+def describe_turns(
+    logits: Logits, features: NDArray[np.float32], wide: NDArray[np.float32], index: Agents
+) -> Floats:
+    """All that an adapter may look at, one row a turn.
+
+    Args:
+        logits: Of the network.
+        features: `(T, len(FEATURES))`, as the network reads them.
+        wide: `(T, M)`, wide logits.
+        index: `(T,)` int64, agent of each turn.
+
+    Returns:
+        `(T, len(COLUMNS))`.
+    """
+    network = [
+        logits.step,
+        logits.agent[index],
+        logits.pair[index].max(axis=1),
+        logits.attention.max(axis=1),
+        logits.attention.mean(axis=1),
+        wide.max(axis=1),
+        wide.sum(axis=1),
+    ]
+    structure = _describe_structure(features, index)
+    return np.column_stack([features, structure, *network]).astype(np.float64)
+
+
+def agent_log_odds(step: Floats, agent_index: NDArray[np.int64], agents: int) -> Floats:
+    """Log-odds of the posterior mass on the turns of each agent, -8 to 8; `(agents,)`."""
+    probs = softmax(step.astype(np.float32), axis=0)
+    mass = np.bincount(agent_index, weights=probs, minlength=agents)
+    mass = np.clip(mass, 1e-9, 1 - 1e-9)
+    odds: Floats = np.clip(np.log(mass) - np.log1p(-mass), -8.0, 8.0)
+    return odds
+
+
+def select(turns: Floats, columns: tuple[str, ...]) -> Floats:
+    """Some of the columns of `describe_turns`, by name."""
+    return turns[:, [_PLACE[name] for name in columns]]
+
+
+def standardise(columns: Floats, mean: Floats, scale: Floats) -> Floats:
+    """Columns in standard deviations from their mean, cut where a run is far from all others."""
+    return np.clip((columns - mean) / scale, -_CLIP, _CLIP)
+
+
+def save_adapter(adapter: Adapter, file: Path) -> None:
+    """Write an adapter as JSON that a person can read."""
+    row = {
+        "turns": [
+            {"column": name, "mean": mean, "scale": scale, "weight": weight}
+            for name, mean, scale, weight in zip(
+                adapter.columns,
+                adapter.mean.tolist(),
+                adapter.scale.tolist(),
+                adapter.weights.tolist(),
+                strict=True,
+            )
+        ],
+        "trust": adapter.trust,
+        "agent": adapter.agent.tolist(),
+        "modes": {m.value: float(b) for m, b in zip(MODES, adapter.modes, strict=True)},
+    }
+    file.write_text(json.dumps(row, indent=2) + "\n")
+
+
+def load_adapter(file: Path) -> Adapter:
+    """Read what `save_adapter` wrote.
+
+    Raises:
+        ArtifactError: If it is damaged, or knows columns that this version does not have.
+    """
+    try:
+        row = json.loads(file.read_bytes())
+        turns = row["turns"]
+        names = tuple(str(entry["column"]) for entry in turns)
+        unknown = [name for name in names if name not in _PLACE]
+        if unknown:
+            raise ArtifactError(
+                f"{file}: the column {unknown[0]!r} is not known; fit again with this version"
+            )
+        mean, scale, weights = (
+            np.array([float(entry[key]) for entry in turns]) for key in ("mean", "scale", "weight")
+        )
+        adapter = Adapter(
+            columns=names,
+            mean=mean,
+            scale=scale,
+            weights=weights,
+            trust=float(row["trust"]),
+            agent=np.array([float(value) for value in row["agent"]]),
+            modes=np.array([float(row["modes"][mode.value]) for mode in MODES]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"{file}: expected what dcl fit writes: {error}; fit again") from None
+    numbers = (adapter.mean, adapter.scale, adapter.weights, adapter.agent, adapter.modes)
+    sound = all(np.isfinite(part).all() for part in numbers) and np.isfinite(adapter.trust)
+    if not sound or adapter.agent.shape != (3,) or not (adapter.scale > 0).all():
+        raise ArtifactError(f"{file}: expected finite numbers and scales over 0; fit again")
+    return adapter
+
+
+def _describe_structure(features: NDArray[np.float32], index: NDArray[np.int64]) -> Floats:
+    """Where code and tools stand around each turn; columns as in `_STRUCTURE`."""
+    tool = features[:, FEATURES.index("is_tool_result")] > 0
+    # A fenced block has two marks, and each of them counts as a cue.
+    code = (np.expm1(features[:, FEATURES.index("cue_code")]) > 1.5) & ~tool
+    count = np.arange(len(index))
+    same = index[1:] == index[:-1]
+    own_turns = np.bincount(index)
+    return np.column_stack(
+        [
+            code,
+            code & (np.cumsum(code) == 1),
+            np.cumsum(code) - code > 0,
+            np.append(False, code[:-1]),
+            np.append(code[1:], False),
+            np.append(False, tool[:-1]),
+            np.append(tool[1:], False),
+            np.append(False, same),
+            np.append(same, False),
+            count == 1,
+            count == 2,
+            own_turns[index] == own_turns.max(),
+        ]
+    ).astype(np.float64)
+
+
+_PLACE = {name: i for i, name in enumerate(COLUMNS)}

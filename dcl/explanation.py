@@ -1,0 +1,332 @@
+"""Why a finding was made, in a form that a person can check against the log.
+
+Words have exact shares of the wide logit, which is a sum over them. Sentences are weighed by what
+their removal does to the probability. The blame path leads from the turn that is blamed to the
+turn where the failure shows.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcl.attribution import Attribution, Attributor, Finding
+from dcl.bag import Bag, BagMaker
+from dcl.features import FEATURES
+from dcl.lexical import Lexicon, split_over_tokens, weigh_words
+from dcl.nearest import Index, Neighbour
+from dcl.trajectory import Trajectory, TurnKind
+
+Verb = Literal["message", "state", "aggregation", "delegation"]
+
+WORD = re.compile(r"\w+|[^\w\s]")
+_END = re.compile(r"(?<=[^\d\s][.!?])\s+|\n+")  # the point of "2. next" ends nothing
+_MOST_PIECES = 16  # of one turn that are taken out one by one
+_REPLY, _NEXT = 0.25, 0.1  # what being the answered, or the last, turn adds to common words
+_ALSO = 0.7  # share of the strongest reference from which on another one counts too
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word with its share of the wide logit; all words of an agent sum to that logit."""
+
+    text: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A piece of a turn, and how far the probability falls without it, -1 to 1."""
+
+    text: str
+    fall: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One turn of a blame path.
+
+    Args:
+        turn: 0-based position.
+        step: Its number as the log counts.
+        agent: Who speaks.
+        verb: How the fault came here from the turn before; None for the first.
+    """
+
+    turn: int
+    step: int
+    agent: str
+    verb: Verb | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What speaks for one finding.
+
+    Args:
+        finding: The finding.
+        words: Words of its turn that weigh most, strongest first; empty without a mode.
+        sentences: Sentences of its turn whose removal costs most, strongest first.
+        neighbour: The labelled turn that is most like this one; None without an index.
+        path: Turns from the blamed one to the one where the failure shows.
+    """
+
+    finding: Finding
+    words: tuple[Word, ...]
+    sentences: tuple[Sentence, ...]
+    neighbour: Neighbour | None
+    path: tuple[Hop, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, as `docs/output.md` describes it."""
+        found = self.finding
+        near = self.neighbour
+        return {
+            **found.fault.to_dict(),
+            "turn": found.turn,
+            "prob": round(found.prob, 6),
+            "words": [{"word": w.text, "weight": round(w.weight, 6)} for w in self.words],
+            "sentences": [{"text": s.text, "fall": round(s.fall, 6)} for s in self.sentences],
+            "like": None
+            if near is None
+            else {
+                "id": near.run,
+                **near.fault.to_dict(),
+                "text": near.text,
+                "similarity": near.similarity,
+            },
+            "path": [
+                {"turn": h.turn, "step": h.step, "agent": h.agent, "verb": h.verb}
+                for h in self.path
+            ],
+        }
+
+
+def explain(
+    attributor: Attributor,
+    trajectory: Trajectory,
+    findings: Sequence[Finding],
+    *,
+    words: int = 8,
+    sentences: int = 3,
+    index: Index | None = None,
+) -> tuple[Explanation, ...]:
+    """Explain findings in one run.
+
+    Args:
+        attributor: The model that made them.
+        trajectory: The run.
+        findings: What to explain.
+        words: Words to show of each turn; >= 0.
+        sentences: Sentences to show; 0 saves the calls that weigh them.
+        index: Labelled turns to show the nearest of; of a model with the same encoder.
+    """
+    bag = attributor.bagger(trajectory)
+    lexicon = getattr(attributor.scorer, "lexicon", None)
+    explained = []
+    for finding in findings:
+        heavy: tuple[Word, ...] = ()
+        mode = finding.fault.mode
+        if mode and isinstance(lexicon, Lexicon) and isinstance(attributor.bagger, BagMaker):
+            heavy = weigh_turn(
+                attributor.bagger, lexicon, trajectory, bag, finding.turn, mode.index
+            )
+        explained.append(
+            Explanation(
+                finding=finding,
+                words=tuple(word for word in heavy if word.text[:1].isalnum())[:words],
+                sentences=weigh_sentences(attributor, trajectory, finding)[:sentences]
+                if sentences
+                else (),
+                neighbour=None
+                if index is None
+                else index.find(
+                    _encode(attributor, bag, finding.turn), mode=mode, run=trajectory.id
+                ),
+                path=trace_blame(trajectory, bag, finding.turn),
+            )
+        )
+    return tuple(explained)
+
+
+def weigh_turn(
+    bagger: BagMaker, lexicon: Lexicon, trajectory: Trajectory, bag: Bag, turn: int, mode: int
+) -> tuple[Word, ...]:
+    """Share of every word of a turn in the wide logit of (its agent, mode), largest first.
+
+    The shares of the words in all turns of the agent sum to that logit without its constant.
+
+    Args:
+        bagger: Splits the turn into tokens.
+        lexicon: Wide half.
+        trajectory: The run.
+        bag: Of the run.
+        turn: 0-based position.
+        mode: Position in `dcl.taxonomy.MODES`.
+    """
+    text = trajectory.turns[turn].content
+    ids, places = bagger.locate(text)
+    own = np.flatnonzero(bag.words.turn == turn)
+    weight = weigh_words(bag.words, bag.agent_index, lexicon.idf)[own]
+    rows = bag.words.row[own]
+    mass = lexicon.table[rows, mode].astype(np.float32) * weight
+    shares = split_over_tokens(ids, bagger.vocabulary, rows, mass)
+    spans = [match.span() for match in WORD.finditer(text)]
+    starts = [start for start, _ in spans]
+    total: dict[str, float] = {}
+    for (at, _), share in zip(places, shares, strict=True):
+        word = bisect_right(starts, at) - 1
+        name = text[slice(*spans[word])].lower() if word >= 0 else ""
+        total[name] = total.get(name, 0.0) + float(share)
+    return tuple(Word(text, share) for text, share in sorted(total.items(), key=lambda x: -x[1]))
+
+
+def weigh_sentences(
+    attributor: Attributor, trajectory: Trajectory, finding: Finding
+) -> tuple[Sentence, ...]:
+    """How far the probability of a finding falls without each sentence of its turn.
+
+    Args:
+        attributor: The model; it scores the run once for each sentence.
+        trajectory: The run.
+        finding: The finding.
+
+    Returns:
+        Sentences with the largest fall first; of a long turn, pieces of several.
+    """
+    content = trajectory.turns[finding.turn].content
+    pieces = split_sentences(content)
+    runs = [
+        replace_turn(trajectory, finding.turn, content[:start] + content[stop:])
+        for start, stop in pieces
+    ]
+    left = [probability(one, finding) for one in attributor.batch(runs)]
+    before = probability(attributor(trajectory), finding)
+    found = [
+        Sentence(content[start:stop].strip(), before - after)
+        for (start, stop), after in zip(pieces, left, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda sentence: -sentence.fall))
+
+
+def probability(found: Attribution, finding: Finding) -> float:
+    """What another attribution of the same agents says of a finding, 0 to 1."""
+    agent = found.agents.index(finding.fault.agent)
+    if finding.fault.mode is None:
+        return float(found.agent_probs[agent])
+    return float(found.pair_probs[agent, finding.fault.mode.index])
+
+
+def replace_turn(trajectory: Trajectory, turn: int, content: str) -> Trajectory:
+    """The same run with other words in one turn."""
+    turns = list(trajectory.turns)
+    turns[turn] = replace(turns[turn], content=content)
+    return replace(trajectory, turns=tuple(turns))
+
+
+def split_sentences(text: str, most: int = _MOST_PIECES) -> list[tuple[int, int]]:
+    """First character, and the one after the last, of each sentence or line of a text.
+
+    Args:
+        text: Any text.
+        most: Neighbours are put together until there are no more pieces than this; > 0.
+    """
+    ends = [match.end() for match in _END.finditer(text)]
+    spans = list(zip([0, *ends], [*ends, len(text)], strict=True))
+    spans = [(start, stop) for start, stop in spans if text[start:stop].strip()]
+    size = -(-len(spans) // most) or 1
+    groups = [spans[i : i + size] for i in range(0, len(spans), size)]
+    return [(group[0][0], group[-1][1]) for group in groups]
+
+
+def trace_blame(trajectory: Trajectory, bag: Bag, source: int) -> tuple[Hop, ...]:
+    """The way of a fault from the turn that is blamed to the turn where the failure shows.
+
+    The walk starts at the symptom and goes back along the strongest reference: rare words in
+    common, the turn that was answered, the turn before.
+
+    Args:
+        trajectory: The run.
+        bag: Of the run.
+        source: 0-based position of the blamed turn.
+
+    Source:
+        SOAP and MASPrism (arXiv 2605.07509) for the walk from symptom to source along one
+        predecessor; the verbs are those of data between agents: sent, kept, merged, handed over.
+    """
+    strength = measure_references(bag)
+    back = [find_symptom(bag, source)]
+    while back[-1] > source:
+        row = strength[back[-1], source : back[-1]]
+        # Of equal references the latest: `argmax` takes the first, so the row is turned round.
+        back.append(back[-1] - 1 - int(np.argmax(row[::-1])))
+    path = back[::-1]
+    verbs = [None, *(_name_verb(trajectory, strength, s, t) for s, t in pairwise(path))]
+    return tuple(
+        Hop(t, trajectory.steps[t], trajectory.turns[t].agent, verb)
+        for t, verb in zip(path, verbs, strict=True)
+    )
+
+
+def find_symptom(bag: Bag, source: int) -> int:
+    """The turn from `source` on where the failure shows most: errors, objections, the end.
+
+    Of turns that show it alike, the latest.
+
+    Args:
+        bag: Of the run.
+        source: 0-based position of the blamed turn.
+    """
+    columns = {name: bag.features[:, FEATURES.index(name)] for name in _SYMPTOMS}
+    score = np.sum([weight * columns[name] for name, weight in _SYMPTOMS.items()], axis=0)[source:]
+    return int(source + len(score) - 1 - np.argmax(score[::-1]))
+
+
+_SYMPTOMS = {"cue_error": 1.0, "cue_contrast": 0.5, "is_tool_result": 0.25, "is_last": 0.5}
+"""Features that mark a symptom, and their weights."""
+
+
+def measure_references(bag: Bag) -> NDArray[np.float64]:
+    """How strongly each turn refers to each earlier one, `(T, T)`; 0 from the diagonal on."""
+    count = len(bag.agent_index)
+    rows, place = np.unique(bag.words.row, return_inverse=True)
+    rarity = np.log((1 + count) / (1 + np.bincount(place, minlength=len(rows)))) + 1e-6
+    weighed = np.zeros((count, len(rows)))
+    weighed[bag.words.turn, place] = np.sqrt(rarity[place])
+    total = np.maximum((weighed**2).sum(axis=1, keepdims=True), 1e-9)
+    strength = np.asarray(weighed @ weighed.T / total, dtype=np.float64)
+    turns = np.arange(count)
+    answered = bag.reply_to >= 0
+    strength[turns[answered], bag.reply_to[answered]] += _REPLY
+    strength[turns[1:], turns[:-1]] += _NEXT
+    return np.asarray(np.tril(strength, k=-1), dtype=np.float64)
+
+
+def _name_verb(
+    trajectory: Trajectory, strength: NDArray[np.float64], source: int, target: int
+) -> Verb:
+    """How something came from one turn to a later one."""
+    earlier, later = trajectory.turns[source], trajectory.turns[target]
+    tools = TurnKind.TOOL_RESULT in (earlier.kind, later.kind)
+    if earlier.agent == later.agent or tools:
+        return "state"
+    named = re.search(rf"(?<!\w){re.escape(later.agent)}(?!\w)", earlier.content)
+    if earlier.kind is TurnKind.HANDOFF or named:
+        return "delegation"
+    strong = np.flatnonzero(strength[target] >= _ALSO * strength[target].max())
+    others = {trajectory.turns[s].agent for s in strong} - {later.agent}
+    return "aggregation" if len(others) > 1 else "message"
+
+
+def _encode(attributor: Attributor, bag: Bag, turn: int) -> NDArray[np.float32]:
+    """Vector of one turn, `(E,)`."""
+    encoder: Any = getattr(attributor.scorer, "encoder", None)
+    vector: NDArray[np.float32] = encoder([bag.windows[turn]])[0]
+    return vector

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcl.adapter import (
+    COLUMN_SETS,
+    COLUMNS,
+    IDENTITY,
+    Adapter,
+    agent_log_odds,
+    describe_turns,
+    load_adapter,
+    save_adapter,
+)
+from dcl.attribution import Logits
+from dcl.errors import ArtifactError
+from dcl.features import FEATURES
+from dcl.taxonomy import MODES
+
+M = len(MODES)
+INDEX = np.array([0, 1, 0, 2])
+
+
+def draw_logits(seed: int = 0) -> Logits:
+    rng = np.random.default_rng(seed)
+    shapes = {"agent": (3,), "mode": (M,), "pair": (3, M), "step": (4,), "attention": (4, M)}
+    return Logits(**{k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()})
+
+
+def make_adapter() -> Adapter:
+    return Adapter(
+        columns=("to_task", "is_first_code"),
+        mean=np.array([0.5, 0.0]),
+        scale=np.array([2.0, 1.0]),
+        weights=np.array([1.5, -1.0]),
+        trust=0.25,
+        agent=np.array([0.5, 0.75, 2.0]),
+        modes=np.linspace(-1, 1, M),
+    )
+
+
+def describe(code: dict[int, float] | None = None, tools: tuple[int, ...] = ()) -> np.ndarray:  # type: ignore[type-arg]
+    features = np.zeros((4, len(FEATURES)), dtype=np.float32)
+    features[:, FEATURES.index("to_task")] = [0.0, 1.0, 2.0, 300.0]
+    for turn, count in (code or {}).items():
+        features[turn, FEATURES.index("cue_code")] = np.log1p(count)
+    features[list(tools), FEATURES.index("is_tool_result")] = 1
+    return describe_turns(draw_logits(), features, np.zeros((4, M), dtype=np.float32), INDEX)
+
+
+def column(turns: np.ndarray, name: str) -> list[float]:  # type: ignore[type-arg]
+    values: list[float] = turns[:, COLUMNS.index(name)].tolist()
+    return values
+
+
+def test_the_identity_changes_nothing() -> None:
+    logits = draw_logits()
+    got = IDENTITY(logits, describe(), INDEX)
+    for name in ("agent", "mode", "pair", "step", "attention"):
+        assert getattr(got, name) == pytest.approx(getattr(logits, name), abs=1e-6)
+
+
+def test_an_adapter_follows_a_slow_loop() -> None:
+    logits, turns, adapter = draw_logits(), describe({1: 2}), make_adapter()
+    got = adapter(logits, turns, INDEX)
+    step = []
+    for t in range(4):
+        x = [max(-4, min(4, ([0.0, 1.0, 2.0, 300.0][t] - 0.5) / 2)), float(t == 1)]
+        step.append(0.25 * float(logits.step[t]) + 1.5 * x[0] - x[1])
+    assert got.step == pytest.approx(step, abs=1e-5)
+    probs = np.exp(step) / np.exp(step).sum()
+    for a in range(3):
+        mass = sum(p for p, i in zip(probs, INDEX, strict=True) if i == a)
+        expected = 0.5 + 0.75 * logits.agent[a] + 2 * np.log(mass / (1 - mass))
+        assert got.agent[a] == pytest.approx(expected, abs=1e-4)
+        moved = logits.pair[a] + got.agent[a] - logits.agent[a] + adapter.modes
+        assert got.pair[a] == pytest.approx(moved, abs=1e-5)
+    assert got.mode == pytest.approx(logits.mode + adapter.modes, abs=1e-6)
+    assert np.array_equal(got.attention, logits.attention)
+
+
+def test_log_odds_are_finite_where_one_agent_has_all_of_it() -> None:
+    odds = agent_log_odds(np.array([900.0, 0, 0, 0]), INDEX, 3)
+    assert odds.tolist() == [8, -8, -8]
+    assert agent_log_odds(np.zeros(2), np.zeros(2, dtype=np.int64), 1).tolist() == [8]
+
+
+def test_structure_says_where_code_and_tools_stand() -> None:
+    turns = describe({0: 1, 1: 2, 2: 5, 3: 9}, tools=(3,))
+    assert column(turns, "has_code") == [0, 1, 1, 0]
+    assert column(turns, "is_first_code") == [0, 1, 0, 0]
+    assert column(turns, "after_code") == [0, 0, 1, 1]
+    assert column(turns, "code_next") == [1, 1, 0, 0]
+    assert column(turns, "tool_next") == [0, 0, 1, 0]
+    assert column(turns, "talks_most") == [1, 0, 1, 0]
+    assert column(turns, "net_step") == pytest.approx(draw_logits().step.tolist())
+
+
+def test_every_set_of_columns_is_known_and_has_no_column_twice() -> None:
+    for names in COLUMN_SETS.values():
+        assert set(names) <= set(COLUMNS)
+        assert len(set(names)) == len(names)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    save_adapter(make_adapter(), tmp_path / "a.json")
+    again = load_adapter(tmp_path / "a.json")
+    logits, turns = draw_logits(), describe({1: 2})
+    for adapter in (again, make_adapter()):
+        assert adapter(logits, turns, INDEX).pair == pytest.approx(
+            make_adapter()(logits, turns, INDEX).pair, abs=1e-6
+        )
+    save_adapter(replace(IDENTITY), tmp_path / "b.json")
+    assert load_adapter(tmp_path / "b.json").columns == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"turns": [{"column": "x", "mean": 0, "scale": 1, "weight": 1}]}, "not known"),
+        ({"turns": [{"column": "to_task", "mean": 0, "scale": 0, "weight": 1}]}, "scales over 0"),
+        ({"agent": [1, 2]}, "finite numbers"),
+        ({"trust": "much"}, "expected what dcl fit writes"),
+        ({"modes": {}}, "expected what dcl fit writes"),
+    ],
+)
+def test_a_damaged_adapter_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    file = tmp_path / "a.json"
+    save_adapter(make_adapter(), file)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ArtifactError, match=message):
+        load_adapter(file)
+    with pytest.raises(ArtifactError):
+        load_adapter(tmp_path / "none.json")

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcl.adapter import COLUMNS, IDENTITY
+from dcl.attribution import Calibration, Logits, decode
+from dcl.fitting import (
+    AGENT_SHARE,
+    Choice,
+    Observation,
+    average,
+    fit,
+    fit_turns,
+    label_likelihood,
+    split_folds,
+)
+from dcl.targets import Targets
+from dcl.taxonomy import MODES
+from dcl.trajectory import Trajectory, Turn
+
+M = len(MODES)
+T, A = 6, 3
+
+
+def observe(
+    rng: np.random.Generator, group: int, *, telling: float, step: bool = True
+) -> Observation:
+    """A run of noise in which one column points at the faulty turn."""
+    index = np.array([0, 1, 2, 0, 1, 2])
+    turns = rng.standard_normal((T, len(COLUMNS)))
+    fault = int(rng.integers(T))
+    turns[:, COLUMNS.index("to_task")] += telling * (np.arange(T) == fault)
+    draw = {"agent": (A,), "mode": (M,), "pair": (A, M), "step": (T,), "attention": (T, M)}
+    logits = Logits(**{k: rng.standard_normal(s).astype(np.float32) for k, s in draw.items()})
+    turns[:, COLUMNS.index("net_step")] = logits.step
+    agent = (np.arange(A) == index[fault]).astype(np.float32)
+    mode = (np.arange(M) == 3).astype(np.float32)
+    target = (np.arange(T) == fault).astype(np.float32) * step
+    targets = Targets(agent, mode, agent[:, None] * mode, target, known=False)
+    return Observation(group, logits, turns, index, targets)
+
+
+def draw_runs(count: int, *, telling: float = 4.0, step: bool = True) -> list[Observation]:
+    rng = np.random.default_rng(1)
+    return [observe(rng, i, telling=telling, step=step) for i in range(count)]
+
+
+def hits(runs: list[Observation], adapter: object = IDENTITY) -> float:
+    assert callable(adapter)
+    got = [adapter(run.logits, run.turns, run.agent_index) for run in runs]
+    return float(
+        np.mean(
+            [run.targets.agent[np.argmax(one.agent)] for run, one in zip(runs, got, strict=True)]
+        )
+    )
+
+
+def test_a_telling_column_is_learned_and_agents_follow() -> None:
+    runs = draw_runs(60)
+    fitted = fit(runs[:40], Calibration())
+    assert fitted.parts >= {"turns", "agents"}
+    assert hits(runs[40:], fitted.adapter) > hits(runs[40:]) + 0.3
+    assert len(fitted.calibration.span_cuts) == 99
+    assert fitted.calibration.pair_threshold == 0.5  # no mode was labelled
+
+
+def test_agents_alone_teach_turns() -> None:
+    runs = draw_runs(60, step=False)
+    fitted = fit(runs[:40], Calibration())
+    assert hits(runs[40:], fitted.adapter) > hits(runs[40:]) + 0.3
+    assert fitted.calibration.span_cuts == ()
+
+
+def test_noise_is_left_alone() -> None:
+    fitted = fit(draw_runs(30, telling=0.0), Calibration())
+    assert "turns" not in fitted.parts
+    assert fitted.choices == ()
+
+
+def test_parts_that_may_not_change_do_not() -> None:
+    base = Calibration(agent_threshold=0.25)
+    fitted = fit(draw_runs(30), base, parts=frozenset())
+    assert fitted.parts == frozenset()
+    assert fitted.adapter.columns == ()
+    one_question = [replace(run, group=0) for run in draw_runs(12)]
+    assert fit(one_question, base).calibration == base
+
+
+def test_the_gradient_is_that_of_the_likelihood() -> None:
+    runs = draw_runs(12)
+    choice = Choice("few", 3.0, 1.0)
+    adapter = fit_turns(runs, choice)
+
+    def value(weights: np.ndarray) -> float:  # type: ignore[type-arg]
+        moved = replace(adapter, weights=weights)
+        total = sum(label_likelihood(r, moved.score_turns(r.logits, r.turns)) for r in runs)
+        return total - choice.strength / 2 * float(weights @ weights)
+
+    best = value(adapter.weights)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        away = adapter.weights + 0.1 * rng.standard_normal(len(adapter.weights))
+        assert value(away) < best + 1e-2
+
+
+def test_likelihood_follows_its_formula() -> None:
+    (run,) = draw_runs(1)
+    score = np.arange(T, dtype=np.float64)
+    probs = np.exp(score) / np.exp(score).sum()
+    fault = int(np.argmax(run.targets.step))
+    own = sum(p for p, a in zip(probs, run.agent_index, strict=True) if run.targets.agent[a])
+    expected = (1 - AGENT_SHARE) * np.log(probs[fault]) + AGENT_SHARE * np.log(own)
+    assert label_likelihood(run, score) == pytest.approx(expected)
+    unknown = replace(run, targets=replace(run.targets, step=np.zeros(T, dtype=np.float32)))
+    assert label_likelihood(unknown, score) == pytest.approx(np.log(own))
+
+
+def test_the_average_of_adapters_scores_the_average() -> None:
+    runs = draw_runs(12)
+    both = [fit_turns(runs, Choice(name, 10.0, t)) for name, t in (("few", 1), ("structure", 0))]
+    for run in runs[:3]:
+        mean = np.mean([one.score_turns(run.logits, run.turns) for one in both], axis=0)
+        assert average(both).score_turns(run.logits, run.turns) == pytest.approx(mean)
+
+
+def test_a_question_is_never_on_both_sides() -> None:
+    folds = split_folds([5, 7, 5, 9, 9, 5, 1, 2], 3, 0)
+    assert folds[0] == folds[2] == folds[5]
+    assert folds[3] == folds[4]
+    assert set(folds.tolist()) == {0, 1, 2}
+
+
+def test_sets_from_held_out_scores_cover_fresh_runs() -> None:
+    runs = draw_runs(160, telling=2.0)
+    fitted = fit(runs[:80], Calibration())
+    inside = []
+    for i, run in enumerate(runs[80:]):
+        trajectory = Trajectory(str(i), "", tuple(Turn("abc"[a], "x") for a in run.agent_index))
+        logits = fitted.adapter(run.logits, run.turns, run.agent_index)
+        chosen = decode(trajectory, logits, fitted.calibration).step_set(0.8)
+        inside.append(int(np.argmax(run.targets.step)) in chosen)
+    assert np.mean(inside) > 0.7
