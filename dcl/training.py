@@ -70,6 +70,8 @@ class AttributionModule(LightningModule):
         self.steps = steps
         self.model = Network(config.model)
         self._seen: list[tuple[Tensor, Tensor]] = []
+        self._parts: list[Tensor] = []
+        self._names: tuple[str, ...] = ()
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """Loss of one batch."""
@@ -81,9 +83,21 @@ class AttributionModule(LightningModule):
         loss, parts = compute_loss(
             logits, batch, self.model.error_bank, self.config.loss, twins=twins
         )
-        self.log_dict({f"train/{k}": v for k, v in parts.items()}, on_step=False, on_epoch=True)
         self.log("loss", loss, prog_bar=True)
+        # Kept and logged once an epoch: the trainer takes longer to log six numbers a step than to
+        # add them to the gradient.
+        weight = float(len(batch.known))
+        self._parts.append(weight * torch.stack([torch.ones_like(loss), *parts.values()]).detach())
+        self._names = tuple(parts)
         return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the mean of each loss over the epoch's bags."""
+        count, *sums = torch.stack(self._parts).sum(dim=0)
+        self._parts.clear()
+        self.log_dict(
+            {f"train/{k}": part / count for k, part in zip(self._names, sums, strict=True)}
+        )
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """Collect pair logits."""
@@ -305,6 +319,8 @@ def fit_members(
     items: Mapping[Split, Sequence[Item]],
     work: Path,
     intent: NDArray[np.float32] | None = None,
+    *,
+    quiet: bool = False,
 ) -> Model:
     """Train all members of a model, each from the seed after the last one's.
 
@@ -313,6 +329,7 @@ def fit_members(
         items: Items of all splits, with wide logits.
         work: Keeps checkpoints, a folder a member.
         intent: `(M, E)`, vectors of the definitions to start the error prototypes from.
+        quiet: Show no progress.
 
     Returns:
         The model in evaluation mode.
@@ -320,7 +337,7 @@ def fit_members(
     model = Model(config.model)
     for i, member in enumerate(model):
         alone = replace(config, seed=config.seed + i)
-        network = fit_network(alone, items, work / f"member-{i}", intent)
+        network = fit_network(alone, items, work / f"member-{i}", intent, quiet=quiet)
         member.load_state_dict(network.state_dict())
     return model.eval()
 
@@ -330,6 +347,8 @@ def fit_network(
     items: Mapping[Split, Sequence[Item]],
     work: Path,
     intent: NDArray[np.float32] | None = None,
+    *,
+    quiet: bool = False,
 ) -> Network:
     """Train one network; epochs already done are not repeated.
 
@@ -338,6 +357,7 @@ def fit_network(
         items: Items of all splits, with wide logits.
         work: Keeps checkpoints.
         intent: `(M, E)`, vectors of the definitions to start the error prototypes from.
+        quiet: Show no progress.
 
     Returns:
         The network of the best epoch on validation, in evaluation mode.
@@ -368,7 +388,13 @@ def fit_network(
         devices=1,
         gradient_clip_val=1.0,
         logger=CSVLogger(work, name="logs"),
-        callbacks=[best, newest, EMAWeightAveraging(decay=config.average), TQDMProgressBar()],
+        callbacks=[
+            best,
+            newest,
+            EMAWeightAveraging(decay=config.average),
+            *([] if quiet else [TQDMProgressBar()]),
+        ],
+        enable_progress_bar=not quiet,
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
@@ -391,11 +417,7 @@ def judge(
     Returns:
         The calibration, and micro-F1 in points by split and level.
     """
-    usable = {
-        split: [i for i in items[split] if i.targets.known and not i.extra]
-        for split in items
-        if split != "train"
-    }
+    usable = held_out(items)
     logits = {split: score_items(model, members) for split, members in usable.items()}
     targets = {split: [item.targets for item in members] for split, members in usable.items()}
     stepped = [item for item in items["valid"] if item.targets.step.any()]
@@ -413,6 +435,15 @@ def judge(
         if usable[split]
     }
     return calibration, scores
+
+
+def held_out(items: Mapping[Split, Sequence[Item]]) -> dict[Split, list[Item]]:
+    """The items that scores are made of: of every split but training's, with labelled modes."""
+    return {
+        split: [item for item in members if item.targets.known and not item.extra]
+        for split, members in items.items()
+        if split != "train"
+    }
 
 
 @torch.no_grad()
