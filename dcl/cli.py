@@ -1,4 +1,4 @@
-"""The command line: `dcl attribute | validate | convert | models | train`.
+"""The command line: `dcl attribute | validate | convert | models | train | sweep`.
 
 Exit codes, the same for every command and every output format:
 
@@ -267,6 +267,25 @@ def train(context: typer.Context) -> None:
         raise ConfigError(
             f"training needs {package}, which is not installed; "
             'run pip install "dcl-attribution[train]"'
+        ) from None
+    raise typer.Exit(run(context.args))
+
+
+@app.command(
+    add_help_option=False,  # so that --help shows the options of the sweep
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def sweep(context: typer.Context) -> None:
+    """Train many configurations times seeds, and compare them."""
+    try:
+        from dcl.sweep import main as run
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package == "dcl":
+            raise
+        raise ConfigError(
+            f"a sweep needs {package}, which is not installed; "
+            'run pip install "dcl-attribution[sweep]"'
         ) from None
     raise typer.Exit(run(context.args))
 

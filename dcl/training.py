@@ -38,7 +38,7 @@ from dcl.artifact import (
 )
 from dcl.attribution import Calibration
 from dcl.calibration import best_threshold, fit_calibration, score_levels
-from dcl.config import LossConfig, TrainConfig, read_config
+from dcl.config import DataConfig, LossConfig, TrainConfig, read_config
 from dcl.data import AttributionData, Batch, Item
 from dcl.errors import ConfigError
 from dcl.inference import score_items
@@ -280,7 +280,7 @@ def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Pa
         claim = {
             "dcl": dcl.__version__,
             "config": asdict(config),
-            "data": hash_data(config),
+            "data": hash_data(config.data),
             "encoder": hash_file(source.path / ENCODER),
         }
         text = json.dumps(claim, indent=2, sort_keys=True)
@@ -481,17 +481,14 @@ def describe_run(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> 
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": lightning.__version__,
-        "data": hash_data(config),
+        "data": hash_data(config.data),
         "examples": {split: len(members) for split, members in items.items()},
     }
 
 
-def hash_data(config: TrainConfig) -> dict[str, str]:
+def hash_data(data: DataConfig) -> dict[str, str]:
     """sha256 of each file of examples, by its name, or path where two share one; no folders."""
-    files = [
-        Path(path).expanduser()
-        for path in (*config.data.train, *config.data.held_out, *config.data.extra)
-    ]
+    files = [Path(path).expanduser() for path in (*data.train, *data.held_out, *data.extra)]
     names = [file.name for file in files]
     return {
         str(file) if names.count(file.name) > 1 else file.name: hash_file(file)
