@@ -1,4 +1,4 @@
-"""The command line: `dcl attribute | watch | thresholds | validate | convert | models | train`.
+"""The command line: `dcl attribute | explain | watch | serve | fit | train | ...`.
 
 Exit codes, the same for every command and every output format:
 
@@ -351,6 +351,25 @@ def describe_fit(report: FitReport) -> Iterator[str]:
         yield f"changed: {', '.join(report.parts)}"
     if report.parts and report.refused:
         yield f"left as it was, for want of a gain: {', '.join(report.refused)}"
+
+
+@app.command(
+    add_help_option=False,  # so that --help shows the options of the sweep
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def sweep(context: typer.Context) -> None:
+    """Train many configurations times seeds, and compare them."""
+    try:
+        from dcl.sweep import main as run
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package == "dcl":
+            raise
+        raise ConfigError(
+            f"a sweep needs {package}, which is not installed; "
+            'run pip install "dcl-attribution[sweep]"'
+        ) from None
+    raise typer.Exit(run(context.args))
 
 
 @models_app.command("verify")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
 
 from dcl.errors import ConfigError
 from dcl.model import ModelConfig
@@ -29,6 +33,9 @@ class DataConfig:
     """Folder that keeps turn vectors between runs."""
     limit: int = 0
     """Most examples read of each file, 0 for all: for trying things out."""
+    left_out: tuple[str, ...] = ()
+    """Frameworks, as the metadata of a run names them, that are neither trained nor selected on;
+    all their runs are scored apart."""
 
     def __post_init__(self) -> None:
         """Refuse shares that leave nothing to learn from."""
@@ -63,9 +70,18 @@ class LossConfig:
     """Divides the cosines of the contrastive loss; > 0."""
     sigma: float = 1.0
     """Width of the softened step target in turns; 0 is one-hot."""
+    hard_negatives: int = 0
+    """Evidence of other agents without the fault, the most alike, that each anchor of the
+    contrastive loss is pushed from; 0 for plain SupCon."""
+    use_twins: bool = False
+    """Pull evidence to that of the same agent in the clean run, where an example holds one."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
+        if self.hard_negatives < 0:
+            raise ConfigError(
+                f"loss.hard_negatives: expected at least 0, got {self.hard_negatives}"
+            )
         if self.temperature <= 0:
             raise ConfigError(f"loss.temperature: expected above 0, got {self.temperature}")
         if 0 < self.gamma_negative < 1:  # its slope is infinite where a probability is 0
@@ -100,6 +116,11 @@ class TrainConfig:
     """Decoupled weight decay; >= 0."""
     channel_dropout: float = 0.1
     """Share of training bags that lose one whole channel (vectors, features or wide), 0 to 1."""
+    turn_dropout: float = 0.0
+    """Share of turns of which training hides all channels, 0 to 1."""
+    intent: bool = False
+    """Start the error prototypes where the untrained network puts the definitions of the modes
+    (Aegis), not at random."""
     average: float = 0.998
     """Decay of the moving average of the weights, 0 to 1."""
     seed: int = 1
@@ -109,7 +130,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
-        for name in ("channel_dropout", "average"):
+        for name in ("channel_dropout", "turn_dropout", "average"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
         for name in ("threads", "weight_decay"):
@@ -120,3 +141,27 @@ class TrainConfig:
                 raise ConfigError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if self.folds < 2:
             raise ConfigError(f"folds: expected at least 2, got {self.folds}")
+
+
+def read_config(given: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
+    """A training configuration from options, or from the content of a YAML file.
+
+    Args:
+        given: What follows `dcl train`, or nested keys with their values.
+
+    Raises:
+        ConfigError: If a key or a value is wrong; the message names it.
+    """
+    parser = ArgumentParser(prog="dcl train", description="Train a model.", exit_on_error=False)
+    parser.add_argument("--config", action="config", help="YAML with any of the options below.")
+    parser.add_class_arguments(TrainConfig, as_group=False)
+    try:
+        parsed = (
+            parser.parse_object(dict(given))
+            if isinstance(given, Mapping)
+            else parser.parse_args(list(given))
+        )
+        values = vars(parser.instantiate(parsed))
+        return TrainConfig(**{key: value for key, value in values.items() if key != "config"})
+    except ArgumentError as error:
+        raise ConfigError(" ".join(str(error).split())) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,6 +146,9 @@ class Item:
         targets: Its labels.
         extra: Whether it comes from a set that is trained on beside the main one, and is neither
             selected nor calibrated on.
+        agents: Names, `A` of them; they reach a closed agent bank and nothing else.
+        names: `(A,)` int64, positions in a closed agent bank, filled in where there is one.
+        twin: The run without the fault, where it is known and asked for.
     """
 
     group: str
@@ -158,6 +161,9 @@ class Item:
     wide: Floats
     targets: Targets
     extra: bool = False
+    agents: tuple[str, ...] = ()
+    names: NDArray[np.int64] | None = None
+    twin: Item | None = None
 
     @property
     def bag(self) -> tuple[Words, NDArray[np.int64]]:
@@ -172,6 +178,7 @@ def make_item(
     *,
     sigma: float,
     extra: bool = False,
+    clean: Bag | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Item:
     """Encode one bag and add the labels.
@@ -182,11 +189,16 @@ def make_item(
         cache: Turn vectors.
         sigma: Width of the softened step target in turns.
         extra: Whether it is not of the main set.
+        clean: Bag of `example.clean`, to keep as the item's twin.
         progress: Called with the number of windows done since the last call.
 
     Returns:
         The item; `wide` is still 0.
     """
+    twin = None
+    if clean is not None and example.clean is not None:
+        without_fault = replace(example, trajectory=example.clean, faults=(), clean=None)
+        twin = make_item(without_fault, clean, cache, sigma=sigma, progress=progress)
     vectors = cache([*bag.windows, bag.task], progress)
     exact = vectors.astype(np.float32)
     deviation = describe_vectors(exact[:-1], exact[-1], bag.agent_index)
@@ -201,6 +213,8 @@ def make_item(
         wide=np.zeros((len(bag.windows), M), dtype=np.float32),
         targets=make_targets(example, sigma),
         extra=extra,
+        agents=bag.agents,
+        twin=twin,
     )
 
 
@@ -219,10 +233,65 @@ class Batch(NamedTuple):
     """`(B, A)` float32, 0 or 1."""
     step: torch.Tensor
     """`(B, T)` float32, softened target."""
+    names: torch.Tensor | None = None
+    """`(B, A)` int64, positions in a closed agent bank; None without one."""
+    twins: BagTensors | None = None
+    """Bags of the clean runs, where there are any."""
+    twin: torch.Tensor | None = None
+    """`(B, A, 2)` int64, bag in `twins` and agent in it that each agent has its name from; or -1.
+    """
 
 
 def collate(items: Sequence[Item]) -> Batch:
     """Pad items to the longest; a padded turn belongs to no agent."""
+    bags = pad(items)
+    B, A, T = bags.member.shape
+    pair, agent, step = torch.zeros(B, A, M), torch.zeros(B, A), torch.zeros(B, T)
+    names = torch.zeros(B, A, dtype=torch.int64)
+    for b, item in enumerate(items):
+        count, agents = len(item.agent_index), len(item.targets.agent)
+        pair[b, :agents] = torch.from_numpy(item.targets.pair)
+        agent[b, :agents] = torch.from_numpy(item.targets.agent)
+        step[b, :count] = torch.from_numpy(item.targets.step)
+        if item.names is not None:
+            names[b, :agents] = torch.from_numpy(item.names)
+    twins = [item.twin for item in items if item.twin is not None]
+    return Batch(
+        bags=bags,
+        pair=pair,
+        mode=torch.from_numpy(np.stack([item.targets.mode for item in items])),
+        known=torch.tensor([item.targets.known for item in items]),
+        agent=agent,
+        step=step,
+        names=None if all(item.names is None for item in items) else names,
+        twins=pad(twins) if twins else None,
+        twin=match_twins(items, A) if twins else None,
+    )
+
+
+def match_twins(items: Sequence[Item], agents: int) -> torch.Tensor:
+    """Where the clean run of each item has the agent of the same name.
+
+    Args:
+        items: Items of a batch, with or without a twin.
+        agents: Agents that the batch is padded to, `A`.
+
+    Returns:
+        `(B, A, 2)` int64, position of the twin among all twins and of the agent in it; or -1.
+    """
+    matched = torch.full((len(items), agents, 2), -1, dtype=torch.int64)
+    count = 0
+    for b, item in enumerate(items):
+        if item.twin is not None:
+            for a, name in enumerate(item.agents):
+                if name in item.twin.agents:
+                    matched[b, a] = torch.tensor([count, item.twin.agents.index(name)])
+            count += 1
+    return matched
+
+
+def pad(items: Sequence[Item]) -> BagTensors:
+    """Inputs of the network for items padded to the longest."""
     B = len(items)
     T = max(len(item.agent_index) for item in items)
     A = max(len(item.targets.agent) for item in items)
@@ -230,26 +299,15 @@ def collate(items: Sequence[Item]) -> Batch:
     vectors, features = torch.zeros(B, T, E), torch.zeros(B, T, width)
     wide, member = torch.zeros(B, T, M), torch.zeros(B, A, T)
     reply_to = torch.full((B, T), -1, dtype=torch.int64)
-    pair, agent, step = torch.zeros(B, A, M), torch.zeros(B, A), torch.zeros(B, T)
     for b, item in enumerate(items):
-        count, agents = len(item.agent_index), len(item.targets.agent)
+        count = len(item.agent_index)
         vectors[b, :count] = torch.from_numpy(item.vectors.astype(np.float32))
         features[b, :count] = torch.from_numpy(item.features)
         wide[b, :count] = torch.from_numpy(item.wide)
         reply_to[b, :count] = torch.from_numpy(item.reply_to)
         member[b, torch.from_numpy(item.agent_index), torch.arange(count)] = 1.0
-        pair[b, :agents] = torch.from_numpy(item.targets.pair)
-        agent[b, :agents] = torch.from_numpy(item.targets.agent)
-        step[b, :count] = torch.from_numpy(item.targets.step)
     task = torch.from_numpy(np.stack([item.task for item in items]).astype(np.float32))
-    return Batch(
-        bags=BagTensors(vectors, task, features, wide, reply_to, member),
-        pair=pair,
-        mode=torch.from_numpy(np.stack([item.targets.mode for item in items])),
-        known=torch.tensor([item.targets.known for item in items]),
-        agent=agent,
-        step=step,
-    )
+    return BagTensors(vectors, task, features, wide, reply_to, member)
 
 
 class LengthSampler(Sampler[list[int]]):

@@ -15,7 +15,7 @@ from dcl.bag import Bag
 from dcl.data import Item, collate
 from dcl.errors import ArtifactError
 from dcl.lexical import Lexicon
-from dcl.model import BagLogits, Model, ModelConfig, Network
+from dcl.model import BagLogits, Model, ModelConfig, Network, number_names
 from dcl.runtime import OUTPUTS, Encoder, count_cores, head_inputs, load_bagger
 
 
@@ -37,7 +37,8 @@ def score_items(
     scores: list[Logits] = []
     for start in range(0, len(items), batch_size):
         chunk = items[start : start + batch_size]
-        out: BagLogits = model(*collate(chunk).bags)
+        batch = collate(chunk)
+        out: BagLogits = model(*batch.bags, names=batch.names)
         for b, item in enumerate(chunk):
             count, agents = len(item.agent_index), len(item.targets.agent)
             scores.append(
@@ -74,7 +75,9 @@ class TorchScorer:
     def _score(self, bag: Bag) -> Logits:
         vectors = self.encoder([*bag.windows, bag.task])
         inputs = head_inputs(bag, vectors[:-1], vectors[-1], self.lexicon)
-        out: BagLogits = self.model(*(torch.from_numpy(array)[None] for _, array in inputs))
+        tensors = [torch.from_numpy(array)[None] for _, array in inputs]
+        names = torch.tensor([number_names(bag.agents, self.model.config)])
+        out: BagLogits = self.model(*tensors, names=names)
         return Logits(*(getattr(out, name)[0].numpy() for name in OUTPUTS))
 
 

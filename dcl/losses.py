@@ -42,7 +42,15 @@ def asymmetric_loss(
     return -((positive + negative) * mask).sum() / mask.sum().clamp(min=1)
 
 
-def contrastive_loss(evidence: Tensor, labels: Tensor, bank: Tensor, temperature: float) -> Tensor:
+def contrastive_loss(
+    evidence: Tensor,
+    labels: Tensor,
+    bank: Tensor,
+    temperature: float,
+    *,
+    hard: Tensor | None = None,
+    twins: Tensor | None = None,
+) -> Tensor:
     """Pull the evidence of a fault to the prototypes and peers of its mode, away from the others.
 
     Args:
@@ -50,6 +58,9 @@ def contrastive_loss(evidence: Tensor, labels: Tensor, bank: Tensor, temperature
         labels: `(N,)` int64, mode of each.
         bank: `(M, P, K)` float, prototypes of all modes, any norm.
         temperature: Divides the cosines; > 0. Smaller weighs hard negatives more.
+        hard: `(N, H, K)` float, further negatives of each anchor, any norm.
+        twins: `(N, K)` float, one further positive of each anchor, any norm; zeros where it has
+            none.
 
     Returns:
         Mean over the anchors, 0 if there are none.
@@ -72,10 +83,82 @@ def contrastive_loss(evidence: Tensor, labels: Tensor, bank: Tensor, temperature
     itself = torch.zeros(len(anchors), len(others), dtype=torch.bool, device=labels.device)
     itself.fill_diagonal_(True)
     logits = (anchors @ others.T / temperature).masked_fill(itself, -torch.inf)
-    log_probs = logits - logits.logsumexp(dim=1, keepdim=True)
     positive = (labels[:, None] == owner[None, :]) & ~itself
+    if twins is not None:
+        there = twins.abs().sum(dim=-1, keepdim=True) > 0  # (N, 1)
+        cosine = (anchors * F.normalize(twins, dim=-1)).sum(dim=-1, keepdim=True)
+        logits = torch.cat([logits, (cosine / temperature).masked_fill(~there, -torch.inf)], 1)
+        positive = torch.cat([positive, there], dim=1)
+    if hard is not None:
+        cosines = torch.einsum("nk,nhk->nh", anchors, F.normalize(hard, dim=-1))
+        logits = torch.cat([logits, cosines / temperature], dim=1)
+        positive = F.pad(positive, (0, cosines.shape[1]))
+    log_probs = logits - logits.logsumexp(dim=1, keepdim=True)
     per_anchor = log_probs.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)
     return -per_anchor.mean()
+
+
+def hardest(evidence: Tensor, owner: Tensor, rest: Tensor, others: Tensor, count: int) -> Tensor:
+    """The evidence of other agents without the fault that is most like each anchor.
+
+    Args:
+        evidence: `(N, K)` unit vectors of the anchors.
+        owner: `(N,)` int64, agent of each anchor, counted over the whole batch.
+        rest: `(R, K)` unit vectors of pairs that are no faults.
+        others: `(R,)` int64, agent of each of them.
+        count: Most vectors for each anchor; > 0.
+
+    Returns:
+        `(N, H, K)`, H at most `count`; zeros where an anchor has fewer.
+
+    Source:
+        Aegis (arXiv 2509.14295) §5.3, evidence turns of a bag against those of other bags.
+    """
+    apart = owner[:, None] != others[None, :]  # (N, R)
+    like = (evidence @ rest.T).masked_fill(~apart, -2.0)
+    best = like.topk(min(count, len(rest)), dim=1)
+    return rest[best.indices] * (best.values > -2.0)[..., None]
+
+
+def find_hard(evidence: Tensor, labelled: Tensor, known: Tensor, count: int) -> Tensor | None:
+    """Evidence that each labelled pair is pushed from: the most alike of agents without the fault.
+
+    Args:
+        evidence: `(B, A, M, K)` unit vectors.
+        labelled: `(B, A, M)` bool; True = a fault.
+        known: `(B, A, M)` bool; True = a pair of a real agent whose modes are labelled.
+        count: Most of them for each anchor.
+
+    Returns:
+        `(N, H, K)`, or None where there is nothing to push from.
+    """
+    unlabelled = known & ~labelled
+    if not count or not unlabelled.any():
+        return None
+    A = labelled.shape[1]
+    bag, agent, _ = labelled.nonzero(as_tuple=True)
+    other_bag, other_agent, _ = unlabelled.nonzero(as_tuple=True)
+    owner, others = bag * A + agent, other_bag * A + other_agent
+    return hardest(evidence[labelled], owner, evidence[unlabelled], others, count)
+
+
+def find_twins(evidence: Tensor | None, twin: Tensor | None, labelled: Tensor) -> Tensor | None:
+    """Evidence for the same mode of the same agent in the clean run.
+
+    Args:
+        evidence: `(B', A', M, K)` of the clean runs.
+        twin: `(B, A, 2)` int64, bag and agent there; or -1.
+        labelled: `(B, A, M)` bool; True = a fault.
+
+    Returns:
+        `(N, K)`, zeros where a fault has no twin; None where there is no twin at all.
+    """
+    if evidence is None or twin is None:
+        return None
+    bag, agent, mode = labelled.nonzero(as_tuple=True)
+    place = twin[bag, agent]  # (N, 2)
+    found = evidence[place[:, 0], place[:, 1], mode]  # -1 takes the last, and is blanked
+    return found * (place[:, :1] >= 0)
 
 
 def hierarchy_loss(pair: Tensor, agent: Tensor, mode: Tensor, mask: Tensor) -> Tensor:

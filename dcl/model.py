@@ -12,7 +12,7 @@ slots in another order permutes the output and changes nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +65,20 @@ class ModelConfig:
     """Score modes by cosine to the error prototypes; otherwise by a linear layer."""
     use_agent_bank: bool = True
     """Describe agents by their soft match with the role archetypes."""
+    closed_agents: bool = False
+    """Give each agent name of the training set a prototype of its own, in place of the archetypes.
+    Such a network knows no other name and cannot be exported; for the ablation only (Aegis)."""
+    agent_names: tuple[str, ...] = ()
+    """Names with a prototype; training fills them in where `closed_agents` is set."""
+    evidence_turns: int = 0
+    """Turns kept as evidence of an agent and mode, those with most attention (Aegis: 3); 0 for all.
+    """
+    bag_evidence: bool = False
+    """Take evidence from all turns of the bag, the same for every agent (Aegis), not from the
+    agent's own."""
+    level_heads: bool = False
+    """Score agents and modes by themselves, held together by the hierarchy loss alone (Aegis);
+    otherwise they are sums of pairs."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot work."""
@@ -83,11 +97,14 @@ class ModelConfig:
             raise ConfigError(
                 f"model.width: expected a multiple of {len(RELATIONS)}, got {self.width}"
             )
-        if self.layers < 0 or not 0 <= self.dropout < 1:
+        if min(self.layers, self.evidence_turns) < 0 or not 0 <= self.dropout < 1:
             raise ConfigError(
-                f"model: expected layers >= 0 and dropout from 0 to below 1, "
-                f"got {self.layers} and {self.dropout}"
+                f"model: expected layers and evidence_turns >= 0 and dropout from 0 to below 1, "
+                f"got {self.layers}, {self.evidence_turns} and {self.dropout}"
             )
+        object.__setattr__(self, "agent_names", tuple(self.agent_names))  # JSON has lists only
+        if self.agent_names and not self.closed_agents:
+            raise ConfigError("model.agent_names: expected none, as closed_agents is not set")
 
 
 class BagTensors(NamedTuple):
@@ -224,6 +241,8 @@ class Network(nn.Module):
         nn.init.zeros_(self.score_step.weight)  # silent until a labelled step teaches it
         nn.init.zeros_(self.score_step.bias)
         self.dropout = nn.Dropout(config.dropout)
+        if config.closed_agents:
+            self.name_bank = nn.Parameter(torch.randn(len(config.agent_names), K))
 
     def forward(
         self,
@@ -233,8 +252,13 @@ class Network(nn.Module):
         wide: Tensor,
         reply_to: Tensor,
         member: Tensor,
+        names: Tensor | None = None,
     ) -> BagLogits:
-        """Score a padded batch of bags; the arguments are those of `BagTensors`."""
+        """Score a padded batch of bags; the arguments are those of `BagTensors`.
+
+        `names`, `(B, A)` int64 as `number_names` gives it, is read by a closed bank alone; without
+        it every agent is unknown to the bank.
+        """
         turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
         allowed = relate(reply_to, member)  # (B, H, T, T)
         for layer in self.context:
@@ -242,17 +266,22 @@ class Network(nn.Module):
         turns = self.output_norm(turns)
         gated = torch.tanh(self.gate_value(turns)) * torch.sigmoid(self.gate_open(turns))
         attention = self.query(gated)  # (B, T, M + 1)
-        own = member[..., None] > 0  # (B, A, T, 1)
-        log_weights = (
-            attention[:, None].masked_fill(~own, -1e4).log_softmax(dim=2)
-        )  # (B, A, T, M + 1)
+        log_weights = self.weigh(attention, member)  # (B, A, T, M + 1)
         evidence = torch.einsum("batm,btd->bamd", log_weights.exp(), turns)  # (B, A, M + 1, D)
-        pair, space = self.score_pairs(evidence[:, :, :M], evidence[:, :, M], wide, member)
+        pair, suspicion, match, space = self.score_pairs(
+            evidence[:, :, :M], evidence[:, :, M], wide, member, names
+        )
         real = member.sum(dim=2)[..., None] > 0  # (B, A, 1)
-        masked = pair.masked_fill(~real, -1e4)
+        masked = (match if self.config.level_heads else pair).masked_fill(~real, -1e4)
+        if self.config.level_heads:
+            agent = suspicion
+            mode = masked.logsumexp(dim=1) - real.sum(dim=1).log()
+        else:
+            agent = pair.logsumexp(dim=2)
+            mode = masked.logsumexp(dim=1)
         return BagLogits(
-            agent=pair.logsumexp(dim=2) + self.agent_bias,
-            mode=masked.logsumexp(dim=1) + self.mode_bias,
+            agent=agent + self.agent_bias,
+            mode=mode + self.mode_bias,
             pair=pair,
             step=self.score_steps(turns, pair, log_weights[..., :M], member),
             attention=attention[..., :M],
@@ -273,19 +302,40 @@ class Network(nn.Module):
         )
         return read
 
+    def weigh(self, attention: Tensor, member: Tensor) -> Tensor:
+        """Log of the evidence weight of each turn for each agent and query: `(B, A, T, M + 1)`.
+
+        Args:
+            attention: `(B, T, M + 1)`.
+            member: `(B, A, T)`.
+        """
+        own = member[..., None] > 0  # (B, A, T, 1)
+        if self.config.bag_evidence:
+            own = own.any(dim=1, keepdim=True).expand_as(own)
+        scores = attention[:, None].masked_fill(~own, -1e4)
+        if not self.config.evidence_turns:
+            return scores.log_softmax(dim=2)
+        kept = min(self.config.evidence_turns, scores.shape[2])
+        least = scores.topk(kept, dim=2).values[:, :, -1:]
+        # Bounded from below, so that a labelled step outside the evidence costs a finite loss.
+        return scores.masked_fill(scores < least, -1e4).log_softmax(dim=2).clamp(min=-20.0)
+
     def score_pairs(
-        self, evidence: Tensor, agent: Tensor, wide: Tensor, member: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Pair logits, and the evidence in the prototype space.
+        self, evidence: Tensor, agent: Tensor, wide: Tensor, member: Tensor, names: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Pair logits and what they are made of.
 
         Args:
             evidence: `(B, A, M, D)`, what each agent's turns say about each mode.
             agent: `(B, A, D)`, what they say about the agent as a whole.
             wide: `(B, T, M)`.
             member: `(B, A, T)`.
+            names: `(B, A)` int64, for a closed bank.
 
         Returns:
-            `(B, A, M)` logits and `(B, A, M, K)` unit vectors.
+            `(B, A, M)` pair logits, `(B, A)` logits of the agents and `(B, A, M)` of the modes
+            that they come from, and `(B, A, M, K)` unit vectors, the evidence in the prototype
+            space.
         """
         space = F.normalize(self.to_error_space(evidence), dim=-1)  # (B, A, M, K)
         if self.config.use_error_bank:
@@ -295,12 +345,14 @@ class Network(nn.Module):
         else:
             mode = torch.einsum("bamd,md->bam", evidence, self.score_mode)
         role = F.normalize(self.to_agent_space(agent), dim=-1)  # (B, A, K)
-        bank = F.normalize(self.agent_bank, dim=-1)
-        archetype = (role @ bank.T * 10.0).softmax(dim=-1) @ bank  # (B, A, K)
-        described = torch.cat([agent, archetype * self.config.use_agent_bank], dim=-1)
+        known = self.describe_roles(role, names) * self.config.use_agent_bank  # (B, A, K)
+        described = torch.cat([agent, known], dim=-1)
         pair = mode + self.pair_bias
+        suspicion = self.score_agent(described)  # (B, A, 1)
+        if self.config.closed_agents:
+            suspicion = suspicion + 10.0 * (role * known).sum(dim=-1, keepdim=True)
         if self.config.use_mix:
-            both = log_sigmoid(self.score_agent(described)) + log_sigmoid(mode)  # log p(a) p(m)
+            both = log_sigmoid(suspicion) + log_sigmoid(mode)  # log p(a) p(m)
             both = both.clamp(max=-1e-4)
             pair = pair + self.mix_strength * (both - torch.log1p(-both.exp()))
         if self.config.use_bilinear:
@@ -310,7 +362,21 @@ class Network(nn.Module):
             )
         if self.config.use_wide:
             pair = pair + (member @ wide) @ self.wide_mix
-        return pair, space
+        return pair, suspicion.squeeze(-1), mode, space
+
+    def describe_roles(self, role: Tensor, names: Tensor | None) -> Tensor:
+        """What the agent bank knows of each agent: `(B, A, K)`.
+
+        Args:
+            role: `(B, A, K)` unit vectors, what each agent does.
+            names: `(B, A)` int64, for a closed bank; an unknown name has the zero vector.
+        """
+        if self.config.closed_agents:
+            bank = F.pad(F.normalize(self.name_bank, dim=-1), (0, 0, 1, 0))  # row 0: unknown
+            chosen = torch.zeros(role.shape[:2], dtype=torch.int64) if names is None else names
+            return bank[chosen.to(role.device)]
+        bank = F.normalize(self.agent_bank, dim=-1)
+        return (role @ bank.T * 10.0).softmax(dim=-1) @ bank
 
     def score_steps(
         self, turns: Tensor, pair: Tensor, log_weights: Tensor, member: Tensor
@@ -355,10 +421,24 @@ class Model(nn.Module):
         wide: Tensor,
         reply_to: Tensor,
         member: Tensor,
+        names: Tensor | None = None,
     ) -> BagLogits:
-        """Mean logits of the members; the arguments are those of `BagTensors`."""
-        outputs = [network(vectors, task, features, wide, reply_to, member) for network in self]
+        """Mean logits of the members; the arguments are those of `Network.forward`."""
+        outputs = [
+            network(vectors, task, features, wide, reply_to, member, names) for network in self
+        ]
         return BagLogits(*(torch.stack(part).mean(dim=0) for part in zip(*outputs, strict=True)))
+
+
+def number_names(agents: Sequence[str], config: ModelConfig) -> list[int]:
+    """Position of each agent's name in a closed bank, from 1 on; 0 for a name outside it.
+
+    Args:
+        agents: Names of the agents of a trajectory.
+        config: Its `agent_names` are read.
+    """
+    place = {name: i for i, name in enumerate(config.agent_names, start=1)}
+    return [place.get(name, 0) for name in agents]
 
 
 def log_sigmoid(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.progress import Progress, TimeElapsedColumn, track
 
 from dcl.artifact import ENCODER, EncoderSource, hash_file, load_lexicon, save_lexicon
@@ -18,6 +19,7 @@ from dcl.formats import read_examples
 from dcl.lexical import BIGRAM_ROWS, Lexicon
 from dcl.runtime import Encoder, count_cores, load_bagger
 from dcl.splits import Split, fold_of, group_of, split_of
+from dcl.taxonomy import MODES
 from dcl.trajectory import Example
 from dcl.wide import document_rows, fit_idf, fit_table, stack_documents
 
@@ -47,14 +49,19 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
     )
     chosen = list(select_examples(config.data))
     items: dict[Split, list[Item]] = {"train": [], "valid": [], "test": []}
+    if config.data.left_out:
+        items["left_out"] = []
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
         bagging = progress.add_task("reading turns", total=len(chosen))
-        bags = []
+        bags, twins = [], []
         for _, example, _ in chosen:
             bags.append(bagger(example.trajectory))
+            wanted = config.loss.use_twins and example.clean is not None
+            twins.append(bagger(example.clean) if wanted and example.clean else None)
             progress.advance(bagging)
-        encoding = progress.add_task("encoding turns", total=sum(len(b.windows) + 1 for b in bags))
-        for (split, example, extra), bag in zip(chosen, bags, strict=True):
+        windows = sum(len(bag.windows) + 1 for bag in (*bags, *twins) if bag is not None)
+        encoding = progress.add_task("encoding turns", total=windows)
+        for (split, example, extra), bag, twin in zip(chosen, bags, twins, strict=True):
             items[split].append(
                 make_item(
                     example,
@@ -62,6 +69,7 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
                     cache,
                     sigma=config.loss.sigma,
                     extra=extra,
+                    clean=twin,
                     progress=lambda done: progress.advance(encoding, done),
                 )
             )
@@ -85,12 +93,32 @@ def select_examples(config: DataConfig) -> Iterator[tuple[Split, Example, bool]]
                 split = split_of(
                     group_of(example), valid=config.valid_share, test=config.test_share
                 )
+                if paths is not config.extra and is_left_out(example, config):
+                    split = "left_out"
                 if example.faults is None and example.trajectory.outcome == "success":
                     example = replace(example, faults=())
                 if example.faults is not None and (
                     paths is not config.held_out or split != "train"
                 ):
                     yield split, example, paths is config.extra
+
+
+def is_left_out(example: Example, config: DataConfig) -> bool:
+    """Whether a run comes from a framework that nothing may be learnt from."""
+    return example.trajectory.metadata.get("framework") in config.left_out
+
+
+def read_definitions(source: EncoderSource, threads: int) -> NDArray[np.float32]:
+    """What the encoder makes of title and definition of each mode: `(M, E)`, unit norm.
+
+    Args:
+        source: Encoder and tokenizer.
+        threads: Of the encoder; > 0.
+    """
+    bagger = load_bagger(source)
+    texts = [f"{mode.title}. {mode.definition}" for mode in MODES]
+    windows = [bagger.window(ids) for ids in bagger.tokenize(texts)]
+    return Encoder(source.path / ENCODER, threads=threads, remember=0)(windows)
 
 
 def fit_wide(
@@ -127,5 +155,8 @@ def fit_wide(
     for split, members in items.items():
         for item in members:
             fold = fold_of(item.group, config.folds)
-            item.wide = (lexicons[fold] if split == "train" else whole)(*item.bag)
+            lexicon = lexicons[fold] if split == "train" else whole
+            for one in (item, item.twin):
+                if one is not None:
+                    one.wide = lexicon(*one.bag)
     return whole

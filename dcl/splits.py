@@ -7,7 +7,9 @@ from typing import Literal
 
 from dcl.trajectory import Example
 
-Split = Literal["train", "valid", "test"]
+Split = Literal["train", "valid", "test", "left_out"]
+"""`left_out` holds whole frameworks that nothing is learnt from; a question alone never goes there.
+"""
 
 
 def group_of(example: Example) -> str:

@@ -14,11 +14,11 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
-from jsonargparse import ArgumentError, ArgumentParser
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from numpy.typing import NDArray
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor
@@ -38,13 +38,20 @@ from dcl.artifact import (
 )
 from dcl.attribution import Calibration
 from dcl.calibration import best_threshold, fit_calibration, score_levels
-from dcl.config import LossConfig, TrainConfig
+from dcl.config import DataConfig, LossConfig, TrainConfig, read_config
 from dcl.data import AttributionData, Batch, Item
 from dcl.errors import ConfigError
 from dcl.inference import score_items
-from dcl.losses import asymmetric_loss, contrastive_loss, hierarchy_loss, step_loss
-from dcl.model import BagLogits, BagTensors, Model, Network
-from dcl.preparation import fit_wide, prepare
+from dcl.losses import (
+    asymmetric_loss,
+    contrastive_loss,
+    find_hard,
+    find_twins,
+    hierarchy_loss,
+    step_loss,
+)
+from dcl.model import BagLogits, BagTensors, Model, Network, number_names
+from dcl.preparation import fit_wide, prepare, read_definitions
 from dcl.runtime import count_cores, load_bagger
 from dcl.splits import Split
 
@@ -63,18 +70,38 @@ class AttributionModule(LightningModule):
         self.steps = steps
         self.model = Network(config.model)
         self._seen: list[tuple[Tensor, Tensor]] = []
+        self._parts: list[Tensor] = []
+        self._names: tuple[str, ...] = ()
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """Loss of one batch."""
-        logits: BagLogits = self.model(*self._mask_channels(batch.bags))
-        loss, parts = compute_loss(logits, batch, self.model.error_bank, self.config.loss)
-        self.log_dict({f"train/{k}": v for k, v in parts.items()}, on_step=False, on_epoch=True)
+        bags = self._mask_channels(batch.bags)
+        if self.config.turn_dropout:
+            bags = self._mask_turns(bags)
+        logits: BagLogits = self.model(*bags, names=batch.names)
+        twins: BagLogits | None = None if batch.twins is None else self.model(*batch.twins)
+        loss, parts = compute_loss(
+            logits, batch, self.model.error_bank, self.config.loss, twins=twins
+        )
         self.log("loss", loss, prog_bar=True)
+        # Kept and logged once an epoch: the trainer takes longer to log six numbers a step than to
+        # add them to the gradient.
+        weight = float(len(batch.known))
+        self._parts.append(weight * torch.stack([torch.ones_like(loss), *parts.values()]).detach())
+        self._names = tuple(parts)
         return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the mean of each loss over the epoch's bags."""
+        count, *sums = torch.stack(self._parts).sum(dim=0)
+        self._parts.clear()
+        self.log_dict(
+            {f"train/{k}": part / count for k, part in zip(self._names, sums, strict=True)}
+        )
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """Collect pair logits."""
-        logits: BagLogits = self.model(*batch.bags)
+        logits: BagLogits = self.model(*batch.bags, names=batch.names)
         real = (batch.bags.member.sum(dim=2) > 0) & batch.known[:, None]
         self._seen.append((logits.pair[real].cpu(), batch.pair[real].cpu()))
 
@@ -109,16 +136,31 @@ class AttributionModule(LightningModule):
         drawn = torch.rand(len(bags.task), 1, 1, device=bags.task.device)
         share = self.config.channel_dropout / 3
         keep = [((drawn < i * share) | (drawn >= (i + 1) * share)).float() for i in range(3)]
+        return self._keep(bags, keep[0], keep[1], keep[2])
+
+    def _mask_turns(self, bags: BagTensors) -> BagTensors:
+        """Blank all channels of some turns, which stay in their place."""
+        drawn = torch.rand(*bags.wide.shape[:2], 1, device=bags.wide.device)
+        keep = (drawn >= self.config.turn_dropout).float()  # (B, T, 1)
+        return self._keep(bags, keep, keep, keep)
+
+    def _keep(self, bags: BagTensors, text: Tensor, features: Tensor, wide: Tensor) -> BagTensors:
+        """The bags with each channel blank where its mask is 0."""
         mean = self.model.feature_mean  # the network sees it as 0
         return bags._replace(
-            vectors=bags.vectors * keep[0],
-            features=mean + (bags.features - mean) * keep[1],
-            wide=bags.wide * keep[2],
+            vectors=bags.vectors * text,
+            features=mean + (bags.features - mean) * features,
+            wide=bags.wide * wide,
         )
 
 
 def compute_loss(
-    logits: BagLogits, batch: Batch, bank: Tensor, config: LossConfig
+    logits: BagLogits,
+    batch: Batch,
+    bank: Tensor,
+    config: LossConfig,
+    *,
+    twins: BagLogits | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted sum of all losses, and each of them.
 
@@ -127,6 +169,7 @@ def compute_loss(
         batch: Inputs and targets.
         bank: `(M, P, K)` error prototypes.
         config: Weights and constants.
+        twins: Output of the network for the clean runs of the batch.
 
     Returns:
         The sum in nats, and the unweighted parts by name.
@@ -147,7 +190,12 @@ def compute_loss(
             **shape,
         ),
         "contrastive": contrastive_loss(
-            logits.evidence[labelled], labelled.nonzero()[:, 2], bank, config.temperature
+            logits.evidence[labelled],
+            labelled.nonzero()[:, 2],
+            bank,
+            config.temperature,
+            hard=find_hard(logits.evidence, labelled, modes_known, config.hard_negatives),
+            twins=find_twins(None if twins is None else twins.evidence, batch.twin, labelled),
         ),
         "hierarchy": hierarchy_loss(logits.pair, logits.agent, logits.mode, real),
         "step": step_loss(logits.step, batch.step, turns),
@@ -185,7 +233,9 @@ def train(config: TrainConfig) -> Path:
     work = claim_workplace(out, config, source)
     items = prepare(config, source)
     lexicon = fit_wide(config, items, load_bagger(source).vocabulary, work)
-    model = fit_members(config, items, work)
+    config = close_agents(config, items)
+    intent = read_definitions(source, torch.get_num_threads()) if config.intent else None
+    model = fit_members(config, items, work, intent)
     calibration, scores = judge(model, items)
 
     def write_files(folder: Path) -> None:
@@ -230,7 +280,7 @@ def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Pa
         claim = {
             "dcl": dcl.__version__,
             "config": asdict(config),
-            "data": hash_data(config),
+            "data": hash_data(config.data),
             "encoder": hash_file(source.path / ENCODER),
         }
         text = json.dumps(claim, indent=2, sort_keys=True)
@@ -247,13 +297,39 @@ def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Pa
     return work
 
 
-def fit_members(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work: Path) -> Model:
+def close_agents(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> TrainConfig:
+    """The configuration with the names of all training agents, where the bank is a closed one.
+
+    Args:
+        config: The run.
+        items: Items of all splits; their `names` are filled in.
+    """
+    if not config.model.closed_agents:
+        return config
+    names = {name for item in items["train"] for name in item.agents}
+    shape = replace(config.model, agent_names=tuple(sorted(names)))
+    for members in items.values():
+        for item in members:
+            item.names = np.array(number_names(item.agents, shape), dtype=np.int64)
+    return replace(config, model=shape)
+
+
+def fit_members(
+    config: TrainConfig,
+    items: Mapping[Split, Sequence[Item]],
+    work: Path,
+    intent: NDArray[np.float32] | None = None,
+    *,
+    quiet: bool = False,
+) -> Model:
     """Train all members of a model, each from the seed after the last one's.
 
     Args:
         config: The run.
         items: Items of all splits, with wide logits.
         work: Keeps checkpoints, a folder a member.
+        intent: `(M, E)`, vectors of the definitions to start the error prototypes from.
+        quiet: Show no progress.
 
     Returns:
         The model in evaluation mode.
@@ -261,18 +337,27 @@ def fit_members(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work
     model = Model(config.model)
     for i, member in enumerate(model):
         alone = replace(config, seed=config.seed + i)
-        network = fit_network(alone, items, work / f"member-{i}")
+        network = fit_network(alone, items, work / f"member-{i}", intent, quiet=quiet)
         member.load_state_dict(network.state_dict())
     return model.eval()
 
 
-def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work: Path) -> Network:
+def fit_network(
+    config: TrainConfig,
+    items: Mapping[Split, Sequence[Item]],
+    work: Path,
+    intent: NDArray[np.float32] | None = None,
+    *,
+    quiet: bool = False,
+) -> Network:
     """Train one network; epochs already done are not repeated.
 
     Args:
         config: The run.
         items: Items of all splits, with wide logits.
         work: Keeps checkpoints.
+        intent: `(M, E)`, vectors of the definitions to start the error prototypes from.
+        quiet: Show no progress.
 
     Returns:
         The network of the best epoch on validation, in evaluation mode.
@@ -286,6 +371,8 @@ def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work
     steps = config.epochs * -(-len(train) // config.batch_size)
     module = AttributionModule(config, steps)
     standardise(module.model, items["train"])
+    if intent is not None:
+        place_prototypes(module.model, torch.from_numpy(intent))
     best = ModelCheckpoint(
         work,
         filename="best",
@@ -301,7 +388,13 @@ def fit_network(config: TrainConfig, items: Mapping[Split, Sequence[Item]], work
         devices=1,
         gradient_clip_val=1.0,
         logger=CSVLogger(work, name="logs"),
-        callbacks=[best, newest, EMAWeightAveraging(decay=config.average), TQDMProgressBar()],
+        callbacks=[
+            best,
+            newest,
+            EMAWeightAveraging(decay=config.average),
+            *([] if quiet else [TQDMProgressBar()]),
+        ],
+        enable_progress_bar=not quiet,
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
@@ -324,10 +417,7 @@ def judge(
     Returns:
         The calibration, and micro-F1 in points by split and level.
     """
-    usable = {
-        split: [i for i in items[split] if i.targets.known and not i.extra]
-        for split in ("valid", "test")
-    }
+    usable = held_out(items)
     logits = {split: score_items(model, members) for split, members in usable.items()}
     targets = {split: [item.targets for item in members] for split, members in usable.items()}
     stepped = [item for item in items["valid"] if item.targets.step.any()]
@@ -347,6 +437,36 @@ def judge(
     return calibration, scores
 
 
+def held_out(items: Mapping[Split, Sequence[Item]]) -> dict[Split, list[Item]]:
+    """The items that scores are made of: of every split but training's, with labelled modes."""
+    return {
+        split: [item for item in members if item.targets.known and not item.extra]
+        for split, members in items.items()
+        if split != "train"
+    }
+
+
+@torch.no_grad()
+def place_prototypes(model: Network, definitions: Tensor) -> None:
+    """Start the error prototypes where the network puts a turn that states the definition.
+
+    The prototypes of one mode differ by noise of a tenth of their length, as they could not part
+    otherwise.
+
+    Args:
+        model: An untrained network.
+        definitions: `(M, E)`, unit norm.
+
+    Source:
+        Aegis (arXiv 2509.14295) §5.3, prototypes that start from text; the ablation's "intent".
+    """
+    text = model.read_text(torch.cat([definitions, definitions**2], dim=-1) * 8.0)
+    placed = model.to_error_space(model.output_norm(model.input_norm(text)))  # (M, K)
+    placed = torch.nn.functional.normalize(placed - placed.mean(dim=0), dim=-1)
+    noise = torch.randn_like(model.error_bank) / placed.shape[1] ** 0.5
+    model.error_bank.copy_(placed[:, None] + 0.1 * noise)
+
+
 def standardise(model: Network, items: Sequence[Item]) -> None:
     """Put mean and spread of the features into the network."""
     features = np.concatenate([item.features for item in items])
@@ -361,17 +481,14 @@ def describe_run(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> 
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": lightning.__version__,
-        "data": hash_data(config),
+        "data": hash_data(config.data),
         "examples": {split: len(members) for split, members in items.items()},
     }
 
 
-def hash_data(config: TrainConfig) -> dict[str, str]:
+def hash_data(data: DataConfig) -> dict[str, str]:
     """sha256 of each file of examples, by its name, or path where two share one; no folders."""
-    files = [
-        Path(path).expanduser()
-        for path in (*config.data.train, *config.data.held_out, *config.data.extra)
-    ]
+    files = [Path(path).expanduser() for path in (*data.train, *data.held_out, *data.extra)]
     names = [file.name for file in files]
     return {
         str(file) if names.count(file.name) > 1 else file.name: hash_file(file)
@@ -392,15 +509,6 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: If a key or a value is wrong; the message names it.
     """
-    parser = ArgumentParser(prog="dcl train", description="Train a model.", exit_on_error=False)
-    parser.add_argument("--config", action="config", help="YAML with any of the options below.")
-    parser.add_class_arguments(TrainConfig, as_group=False)
-    try:
-        parsed = parser.parse_args(list(arguments))
-        values = vars(parser.instantiate(parsed))
-        config = TrainConfig(**{key: value for key, value in values.items() if key != "config"})
-    except ArgumentError as error:
-        raise ConfigError(" ".join(str(error).split())) from None
-    out = train(config)
+    out = train(read_config(arguments))
     Console().print(f"trained {out}; next: python -m export convert {out} OUT")
     return 0
