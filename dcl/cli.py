@@ -321,7 +321,7 @@ def fit(
     )
     for line in describe_fit(report):
         typer.echo(line)
-    typer.echo(visible(f"written: {out}"))
+    say(f"written: {out}")
     raise typer.Exit(TraceError.exit_code if tally.unreadable else 0)
 
 

@@ -187,9 +187,7 @@ class OnnxScorer:
         return Logits(*(output[0] for output in _run(self.head, OUTPUTS, feed))), inputs
 
 
-def _describe(
-    logits: Logits, inputs: dict[str, NDArray[Any]], bag: Bag
-) -> NDArray[np.float64]:
+def _describe(logits: Logits, inputs: dict[str, NDArray[Any]], bag: Bag) -> NDArray[np.float64]:
     """Columns that an adapter reads."""
     return describe_turns(logits, inputs["features"], inputs["wide"], bag.agent_index)
 
