@@ -271,7 +271,7 @@ def explain(
     index = load_index(file) if file.is_file() else None
     tally = Tally()
     with open_out(out) as stream:
-        for report in _attribute(attributor, _read(paths, format, tally)):
+        for report in _attribute(attributor, _short_enough(_read(paths, format, tally), tally)):
             found = report.attribution.findings(top_k=top_k)
             told = explain_run(
                 attributor, report.trajectory, found, words=words, sentences=sentences, index=index

@@ -388,3 +388,56 @@ def test_a_run_of_bystanders_alone_is_judged_all_the_same() -> None:
     run = Trajectory("r", "", (Turn("user", "hello", role="user"),))
     assert run.bystanders == frozenset()
     assert decode(run, random_logits(run), Calibration()).agent_probs[0] > 0
+
+
+def with_cuts(*probs: float, **values: Any) -> Attribution:
+    """Cuts that equal their coverage, and these probabilities of turns."""
+    cuts = tuple(percent / 100 for percent in range(1, 100))
+    calibration = Calibration(ranked_cuts=cuts, span_cuts=cuts, **values)
+    found = attribute(calibration, pair={(0, 5): 4.0})
+    return replace(found, step_probs=np.array(probs, dtype=np.float32))
+
+
+def test_a_set_of_steps_is_a_stretch_or_the_likeliest_turns() -> None:
+    found = with_cuts(0.5, 0.05, 0.05, 0.4)
+    assert found.step_set(0.9, consecutive=False) == (0, 3)
+    assert found.step_set(0.45) == (1,)
+    assert found.step_set(0.9) == (0, 1, 2, 3)
+    assert found.step_set(0.01) == (1,)  # never empty
+    assert found.step_set(0.01, consecutive=False) == (0,)
+    assert with_cuts(0.0, 0.05, 0.9, 0.05).step_set(0.8) == (2,)
+    assert attribute().step_set(0.9) == ()
+    for wrong in (0.0, 1.0, 2.0):
+        with pytest.raises(ValueError, match="coverage"):
+            found.step_set(wrong)
+
+
+@light
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=8), st.integers(1, 99))
+def test_sets_grow_with_the_coverage_and_stretches_have_no_gap(
+    raw: list[float], percent: int
+) -> None:
+    probs = np.array(raw) / sum(raw)
+    found = with_cuts(*probs)
+    stretch = found.step_set(percent / 100)
+    assert stretch == tuple(range(stretch[0], stretch[-1] + 1))
+    for consecutive in (True, False):
+        small = found.step_set(percent / 100, consecutive=consecutive)
+        assert set(small) <= set(found.step_set(0.99, consecutive=consecutive))
+
+
+def test_a_verdict_is_withheld_for_a_reason() -> None:
+    assert attribute().abstains == "nobody is over the threshold"
+    assert attribute(pair={(0, 5): 4.0}).abstains == ""
+    sure = Calibration(trust_threshold=0.95, trust_precision=0.8)
+    assert attribute(sure, agent={1: 2.0}).abstains == (
+        "the likeliest agent, b, has 0.88; only from 0.95 on were 80 % of such verdicts right"
+    )
+    never = Calibration(trust_threshold=1.0)
+    assert "at no probability were" in attribute(never, agent={1: 2.0}).abstains
+
+
+@pytest.mark.parametrize("cuts", [(0.5,), (0.5,) * 98 + (1.5,), ("a",) * 99])
+def test_cuts_that_are_no_shares_are_refused(cuts: Any) -> None:
+    with pytest.raises(ConfigError, match=r"calibration\.span_cuts"):
+        Calibration(span_cuts=cuts)

@@ -7,10 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tiny import light
+from tiny import light, make_run
 
-from dcl.attribution import Calibration, Logits, sigmoid
-from dcl.calibration import best_threshold, fit_calibration, fit_temperature, score_levels
+from dcl.attribution import (
+    Attribution,
+    Calibration,
+    Logits,
+    decode,
+    rank_scores,
+    sigmoid,
+    span_scores,
+)
+from dcl.calibration import (
+    best_threshold,
+    fit_calibration,
+    fit_cuts,
+    fit_temperature,
+    fit_trust,
+    recalibrate,
+    score_levels,
+)
+from dcl.errors import ConfigError
 from dcl.targets import Targets
 from dcl.taxonomy import MODES
 
@@ -201,3 +218,59 @@ def test_thresholds_are_probabilities() -> None:
         assert 0 <= getattr(got, f"{level}_threshold") <= 1
         assert math.isfinite(getattr(got, f"{level}_temperature"))
     assert isinstance(got, Calibration)
+
+
+@light
+@given(st.lists(st.floats(0, 1), max_size=30), st.integers(1, 99))
+def test_a_cut_lets_in_the_rank_that_the_coverage_needs(scores: list[float], percent: int) -> None:
+    cut = fit_cuts(scores)[percent - 1]
+    rank = math.ceil((len(scores) + 1) * percent / 100 - 1e-9)
+    if rank > len(scores):
+        assert cut == 1.0
+    else:
+        assert cut >= sorted(scores)[rank - 1] - 1e-6
+    assert list(fit_cuts(scores)) == sorted(fit_cuts(scores))
+
+
+def test_sets_cover_as_often_as_they_promise() -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(7, 0.6), size=4000).astype(np.float32)
+    turns = np.array([rng.choice(7, p=p / p.sum()) for p in probs.astype(np.float64)])
+    for score in (rank_scores, span_scores):
+        true = np.array([score(p)[t] for p, t in zip(probs, turns, strict=True)])
+        for percent in (80, 90):
+            cut = fit_cuts(true[:2000].tolist())[percent - 1]
+            assert np.mean(true[2000:] <= cut) == pytest.approx(percent / 100, abs=0.03)
+
+
+def test_trust_starts_where_enough_guesses_are_right() -> None:
+    sure = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4]
+    assert fit_trust(sure, [True, True, True, True, False, False], precision=0.8) == 0.6
+    assert fit_trust(sure, [True] * 6, precision=0.8) == 0.0
+    assert fit_trust(sure, [False] * 6, precision=0.8) == 1.0
+    assert fit_trust([0.9], [True], precision=0.8) == 1.0  # one run is no proof
+    assert fit_trust([0.5] * 9, [True] * 8 + [False], precision=0.8) == 0.0
+
+
+def test_sound_runs_move_the_thresholds() -> None:
+    runs = [make_run(("a", "x"), id=str(i)) for i in range(9)]
+
+    def judge(calibration: Calibration) -> list[Attribution]:
+        pair = np.full((1, M), -9.0, dtype=np.float32)
+        return [
+            decode(
+                run,
+                Logits(np.array([i - 4], dtype=np.float32), pair[0], pair, pair[0, :1], pair),
+                calibration,
+            )
+            for i, run in enumerate(runs)
+        ]
+
+    before = Calibration()
+    assert sum(bool(one.findings()) for one in judge(before)) == 5
+    after = recalibrate(before, judge(before), share=0.2)
+    assert sum(bool(one.findings()) for one in judge(after)) == 1
+    with pytest.raises(ConfigError, match="at least 19 sound runs"):
+        recalibrate(before, judge(before), share=0.05)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        recalibrate(before, judge(before), share=1.0)

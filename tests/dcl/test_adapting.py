@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dcl.adapting import FEWEST, adapt, compare, group_questions
+from dcl.artifact import ADAPTER, INDEX, pretrained, read_manifest, verify
+from dcl.attribution import Calibration, Logits, decode
+from dcl.cli import app
+from dcl.errors import ConfigError
+from dcl.nearest import load_index
+from dcl.runtime import load
+from dcl.taxonomy import MODES
+from dcl.trajectory import Example, Fault, Trajectory, Turn
+
+M = len(MODES)
+TASKS = ("add {} pears", "what is the height of tower {}", "translate page {} of the book")
+
+
+def make_example(number: int, *, step: int = 1) -> Example:
+    """The coder guesses and is wrong, always at the same place."""
+    said = [("planner", "Plan the work."), ("coder", f"I guess it is {number}."), ("boss", "Done.")]
+    turns = tuple(Turn(agent, text) for agent, text in said)
+    task = TASKS[number % 3].format(f"{number} {number * 7}")
+    run = Trajectory(f"run-{number}", task, turns, metadata={"question_hash": f"q{number}"})
+    return Example(run, (Fault(run.turns[step].agent, None, step),))
+
+
+EXAMPLES = [make_example(i) for i in range(FEWEST)]
+
+
+def test_too_little_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 10 labelled runs"):
+        adapt(None, EXAMPLES[:5], tmp_path / "out")
+    with pytest.raises(ConfigError, match="expected labelled runs, or successful ones"):
+        adapt(None, [replace(EXAMPLES[0], faults=None)], tmp_path / "out")
+    with pytest.raises(ConfigError, match="at least 9 sound runs"):
+        adapt(None, [], tmp_path / "out", clean=[EXAMPLES[0].trajectory], share=0.1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_questions_that_are_nearly_the_same_share_a_group() -> None:
+    tasks = ["how many red pears are in the big box", "how many red pears are in the big bag"]
+    tasks += ["one", "two", "three", "four", "five"]
+    examples = [
+        Example(Trajectory(str(i), task, (Turn("a", "x"),)), ()) for i, task in enumerate(tasks)
+    ]
+    groups = group_questions(examples)
+    assert groups[0] == groups[1]
+    assert len(set(groups)) == 6
+    alike = [Example(Trajectory(str(i), "same", (Turn("a", "x"),)), ()) for i in range(6)]
+    assert len(set(group_questions(alike))) == 6
+
+
+def test_scores_are_compared_run_by_run() -> None:
+    turns = tuple(Turn(name, "x") for name in "ab")
+    run = Trajectory("r", "", turns)
+
+    def judged(agent: int) -> object:
+        score = np.where(np.arange(2) == agent, 3.0, -3.0).astype(np.float32)
+        pair = np.repeat(score[:, None], M, axis=1)
+        return decode(run, Logits(score, pair[0], pair, score, pair), Calibration())
+
+    example = Example(run, (Fault("b", None, 1),))
+    levels = {
+        level.name: level
+        for level in compare([example] * 4, [judged(0)] * 4, [judged(1)] * 4)  # type: ignore[list-item]
+    }
+    assert levels["agent"].before[0] == 0
+    assert levels["agent"].after == (1, 1, 1)
+    assert levels["step"].gain == (1, 1, 1)
+    assert levels["agents over the threshold"].after[0] == 1
+    assert "pair" not in levels  # no mode is labelled
+
+
+def test_a_fit_writes_a_model_that_every_reader_loads(tmp_path: Path) -> None:
+    out = tmp_path / "adapted"
+    clean = [make_example(i).trajectory for i in range(50, 60)]
+    report = adapt(None, EXAMPLES, out, clean=clean, share=0.2)
+    assert report.runs == FEWEST
+    assert report.clean == 10
+    assert {level.name for level in report.levels} >= {"agent", "step"}
+    manifest = read_manifest(out)
+    assert not any(verify(out, manifest).values())
+    assert (ADAPTER in manifest["files"]) == bool(set(report.parts) - {"thresholds"})
+    assert manifest["fit"]["runs"] == FEWEST
+    index = load_index(out / INDEX)
+    assert len(index.rows) == FEWEST
+    near = index.find(index.vectors[3].astype(np.float32), run="another")
+    assert near is not None
+    assert near.fault == Fault("coder", None, 1)
+    assert "I guess" in near.text
+    adapted = load(out)
+    flagged = [bool(one.findings()) for one in adapted.batch(clean)]
+    assert sum(flagged) <= 2
+    for level in report.levels:
+        if level.name in ("agent", "step"):
+            assert level.after[0] >= level.before[0]
+    if ADAPTER in manifest["files"]:
+        with pytest.raises(ConfigError, match="adapted already"):
+            adapt(out, EXAMPLES, tmp_path / "again")
+
+
+def test_the_command_says_what_it_did(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    file.write_text("".join(json.dumps(example.to_dict()) + "\n" for example in EXAMPLES))
+    told = CliRunner().invoke(app, ["fit", str(file), "--out", str(tmp_path / "out")])
+    assert told.exit_code == 0, told.output
+    assert f"{FEWEST} labelled runs, {FEWEST} questions" in told.output
+    assert "agent, 10 runs: before" in told.output
+    assert "changed: " in told.output or "the original is kept" in told.output
+    line = (
+        CliRunner()
+        .invoke(
+            app,
+            [
+                "explain",
+                str(file),
+                "--model",
+                str(tmp_path / "out"),
+                "--top-k",
+                "1",
+                "--output",
+                "jsonl",
+            ],
+        )
+        .output.splitlines()[0]
+    )
+    (finding,) = json.loads(line)["findings"]
+    assert finding["like"]["id"] != json.loads(line)["id"]
+    assert finding["path"][0]["turn"] == finding["turn"]
+
+
+def test_the_shipped_model_holds_nothing_of_a_system() -> None:
+    listed = read_manifest(pretrained())["files"]
+    assert not {ADAPTER, INDEX} & listed.keys()

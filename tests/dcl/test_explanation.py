@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import any_text, bagger, light, make_run, make_tokenizer
+
+from dcl.explanation import (
+    find_symptom,
+    measure_references,
+    replace_turn,
+    split_sentences,
+    trace_blame,
+    weigh_turn,
+)
+from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.runtime import load
+from dcl.taxonomy import MODES
+from dcl.trajectory import Turn, TurnKind
+
+M = len(MODES)
+ROWS = make_tokenizer().get_vocab_size() + BIGRAM_ROWS
+LEXICON = Lexicon(
+    idf=np.random.default_rng(0).uniform(1, 3, ROWS).astype(np.float32),
+    table=np.random.default_rng(1).standard_normal((ROWS, M)).astype(np.float16),
+)
+
+
+@light
+@given(st.lists(any_text, min_size=1, max_size=4))
+def test_the_words_of_an_agent_sum_to_its_wide_logit(said: list[str]) -> None:
+    run = make_run(*(("ab"[i % 2], text) for i, text in enumerate(said)))
+    bag = bagger()(run)
+    wide = LEXICON(bag.words, bag.agent_index)
+    for turn in range(len(said)):
+        words = weigh_turn(bagger(), LEXICON, run, bag, turn, 3)
+        assert sum(word.weight for word in words) == pytest.approx(float(wide[turn, 3]), abs=1e-3)
+        assert list(words) == sorted(words, key=lambda word: -word.weight)
+
+
+def test_words_carry_the_pieces_they_are_made_of() -> None:
+    run = make_run(("a", "The sum, the SUM is 41."))
+    words = weigh_turn(bagger(), LEXICON, run, bagger()(run), 0, 0)
+    assert {word.text for word in words} == {"the", "sum", ",", "is", "41", "."}
+
+
+@light
+@given(any_text, st.integers(1, 5))
+def test_sentences_cover_all_that_is_not_blank(text: str, most: int) -> None:
+    spans = split_sentences(text, most)
+    assert len(spans) <= most
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    left = text
+    for start, stop in reversed(spans):
+        left = left[:start] + left[stop:]
+    assert not left.strip()
+
+
+def test_sentences_end_at_points_and_lines() -> None:
+    text = "It is 2.5 wide. Is it? 1. no\nyes"
+    pieces = [text[a:b].strip() for a, b in split_sentences(text)]
+    assert pieces == ["It is 2.5 wide.", "Is it?", "1. no", "yes"]
+
+
+def test_a_blame_path_leads_from_the_source_to_the_symptom() -> None:
+    run = make_run(
+        ("planner", "Use the zebra file, coder."),
+        ("coder", "Opening the zebra file now."),
+        ("critic", "Something else entirely about lunch."),
+        ("tool", "Error: failed, no zebra file, traceback"),
+        ("coder", "ok"),
+    )
+    bag = bagger()(run)
+    assert find_symptom(bag, 0) == 3
+    path = trace_blame(run, bag, 0)
+    assert path[0].turn == 0
+    assert path[0].verb is None
+    assert path[-1].turn == 3
+    turns = [hop.turn for hop in path]
+    assert turns == sorted(set(turns))
+    assert 2 not in turns
+    assert path[1].verb == "delegation"
+    assert [hop.turn for hop in trace_blame(run, bag, 4)] == [4]
+
+
+def test_a_tool_changes_state_and_one_agent_remembers() -> None:
+    run = make_run(("a", "write it"), ("b", "error error"))
+    turns = (run.turns[0], Turn("b", "error error", kind=TurnKind.TOOL_RESULT))
+    tool = type(run)("r", "", turns)
+    assert trace_blame(tool, bagger()(tool), 0)[1].verb == "state"
+    assert trace_blame(run, bagger()(run), 0)[1].verb == "message"
+
+
+def test_references_go_back_only() -> None:
+    run = make_run(("a", "sum"), ("b", "sum is wrong"), ("a", ""))
+    strength = measure_references(bagger()(run))
+    assert strength.shape == (3, 3)
+    assert (np.triu(strength) == 0).all()
+    assert np.isfinite(strength).all()
+
+
+def test_the_shipped_model_explains_what_it_finds() -> None:
+    from dcl.explanation import explain, probability
+
+    attributor = load(threads=1)
+    run = make_run(
+        ("planner", "Split the bill among four friends."),
+        ("worker", "I skip the check. The total is 17. Nobody asked for more."),
+    )
+    found = attributor(run)
+    findings = found.findings(top_k=1)
+    (told,) = explain(attributor, run, findings)
+    assert told.words
+    assert told.neighbour is None
+    best = told.sentences[0]
+    content = run.turns[findings[0].turn].content
+    assert best.text in content
+    cut = replace_turn(run, findings[0].turn, content.replace(best.text, "").strip())
+    fall = findings[0].prob - probability(attributor(cut), findings[0])
+    assert fall == pytest.approx(best.fall, abs=0.05)
+    assert told.to_dict()["like"] is None
