@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.fewshot import FewshotConfig, observe_all
 from benchmarks.metrics import state_truth
@@ -23,7 +24,7 @@ COVERAGES = (0.8, 0.9)
 ANSWERED = (1.0, 0.8, 0.6, 0.4, 0.2)
 """Shares of runs that are answered, surest first, in the table of risk against coverage."""
 
-Score = Callable[[np.ndarray], np.ndarray]  # type: ignore[type-arg]
+Score = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class SetRow(NamedTuple):

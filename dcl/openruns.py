@@ -322,7 +322,10 @@ class OpenRuns:
         try:
             for document in entry.spans:
                 batch.add(document)
-            run = batch.examples()[0].trajectory
+            found = batch.examples()[0]
+            if isinstance(found, TraceError):
+                raise found
+            run = found.trajectory
         except (TraceError, RecursionError):  # so far nothing is said in them
             self.counts["unreadable"] += 1
             self._weigh(entry)

@@ -409,7 +409,7 @@ def fit_network(
 
 def judge(
     model: Model, items: Mapping[Split, Sequence[Item]]
-) -> tuple[Calibration, dict[str, dict[str, float]]]:
+) -> tuple[Calibration, dict[Split, dict[str, float]]]:
     """Calibrate on validation questions, and score the network there and on test questions.
 
     Examples whose modes nobody labelled are left out.

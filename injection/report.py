@@ -77,7 +77,7 @@ def _success(
     tried: Counter[str] = Counter()
     proved: Counter[str] = Counter()
     for row in ledger:
-        faults = row.get("faults") or ()
+        faults: Sequence[Mapping[str, Any]] = row.get("faults") or ()
         if len(faults) == 1 and faults[0]["mode"] and row["outcome"] in ("proved", "still_right"):
             tried[key(faults[0])] += 1
             proved[key(faults[0])] += row["outcome"] == "proved"

@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dcl.adapter import (
     COLUMN_SETS,
@@ -44,7 +46,7 @@ def make_adapter() -> Adapter:
     )
 
 
-def describe(code: dict[int, float] | None = None, tools: tuple[int, ...] = ()) -> np.ndarray:  # type: ignore[type-arg]
+def describe(code: dict[int, float] | None = None, tools: tuple[int, ...] = ()) -> NDArray[Any]:
     features = np.zeros((4, len(FEATURES)), dtype=np.float32)
     features[:, FEATURES.index("to_task")] = [0.0, 1.0, 2.0, 300.0]
     for turn, count in (code or {}).items():
@@ -53,7 +55,7 @@ def describe(code: dict[int, float] | None = None, tools: tuple[int, ...] = ()) 
     return describe_turns(draw_logits(), features, np.zeros((4, M), dtype=np.float32), INDEX)
 
 
-def column(turns: np.ndarray, name: str) -> list[float]:  # type: ignore[type-arg]
+def column(turns: NDArray[Any], name: str) -> list[float]:
     values: list[float] = turns[:, COLUMNS.index(name)].tolist()
     return values
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dcl.adapter import COLUMNS, IDENTITY
 from dcl.attribution import Calibration, Logits, decode
@@ -94,7 +96,7 @@ def test_the_gradient_is_that_of_the_likelihood() -> None:
     choice = Choice("few", 3.0, 1.0)
     adapter = fit_turns(runs, choice)
 
-    def value(weights: np.ndarray) -> float:  # type: ignore[type-arg]
+    def value(weights: NDArray[Any]) -> float:
         moved = replace(adapter, weights=weights)
         total = sum(label_likelihood(r, moved.score_turns(r.logits, r.turns)) for r in runs)
         return total - choice.strength / 2 * float(weights @ weights)

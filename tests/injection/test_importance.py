@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from worlds import STORY, Parrot, prover, story_task
 
 from dcl.taxonomy import ErrorMode
@@ -17,16 +20,16 @@ from injection.importance import (
     weigh_ratings,
     weigh_reuse,
 )
-from injection.manipulator import Injection
+from injection.manipulator import Injection, Strategy
 from injection.plans import Plan
 from injection.scripted import Scripted
 from injection.session import run_system
 from injection.systems import Debate, Dylan, MacNet
 
-CORRUPT = "response_corruption"
+CORRUPT: Strategy = "response_corruption"
 
 
-def slow_flow(weights: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def slow_flow(weights: NDArray[Any], seeds: NDArray[Any]) -> NDArray[Any]:
     """The recursion as it is written, without an order of its own."""
 
     def credit(source: int) -> float:

@@ -75,7 +75,7 @@ def test_the_offline_run_proves_every_mode(folder: Path) -> None:
             place = example.trajectory.turn_at(fault.step)
             assert place is not None
             assert example.trajectory.turns[place].agent == fault.agent
-    splits = {}
+    splits: dict[str, set[str]] = {}
     for example in examples:
         split = example.trajectory.metadata["split"]
         assert splits.setdefault(example.trajectory.task, split) == split

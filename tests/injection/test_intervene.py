@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from worlds import STORY, Parrot, story_task
 
 import dcl
@@ -76,7 +79,7 @@ def change(agent: str, said: str, better: str) -> Change:
 def test_corrections_of_one_kind_are_put_together() -> None:
     directions = {"a": [1.0, 0.0], "b": [0.96, 0.28], "c": [0.0, 1.0], "": [0.0, 0.0]}
 
-    def embed(texts: object) -> np.ndarray:  # type: ignore[type-arg]
+    def embed(texts: object) -> NDArray[Any]:
         return np.array([directions[text[:1]] for text in texts], dtype=np.float32)  # type: ignore[attr-defined]
 
     changes = [change("X", "", "a"), change("Y", "", "c"), change("Z", "", "b")]

@@ -5,14 +5,14 @@ from worlds import STORY, Parrot, prover, story_task, task_named
 
 from dcl.taxonomy import MODES, ErrorMode
 from injection.errors import AttackError, ModelError
-from injection.manipulator import Attack, Injection, Rules
+from injection.manipulator import Attack, Injection, Rules, Strategy
 from injection.plans import Plan, PlanConfig, make_plans, suitability
 from injection.proof import find_decisive_step
 from injection.scripted import Scripted
 from injection.session import Call, Reply, run_system
 from injection.systems import SYSTEMS, Debate, MacNet
 
-CORRUPT = "response_corruption"
+CORRUPT: Strategy = "response_corruption"
 INJECT = "prompt_injection"
 ABLE = {"skill": 1.0, "slip": 0.0, "care": 0.0}
 

@@ -16,7 +16,7 @@ from worlds import prover, story_task
 import dcl
 from dcl.errors import ConfigError
 from dcl.taxonomy import ErrorMode
-from injection.manipulator import Injection
+from injection.manipulator import Injection, Strategy
 from injection.plans import Plan, PlanConfig
 from injection.proof import Proof
 from injection.records import LEDGER, RECORDS, Store, align, make_record
@@ -24,7 +24,7 @@ from injection.run import RunConfig, collect
 from injection.systems import Debate, MacNet
 
 ROOT = Path(__file__).parents[2]
-CORRUPT = "response_corruption"
+CORRUPT: Strategy = "response_corruption"
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import pytest
 from tiny import WIDTH, write_encoder_folder
 
 from dcl.config import DataConfig, TrainConfig
-from dcl.data import make_targets
 from dcl.formats import read_examples
 from dcl.inference import load_trained
 from dcl.model import ModelConfig
+from dcl.targets import make_targets
 from dcl.training import train
 from injection.plans import PlanConfig
 from injection.records import RECORDS
@@ -42,12 +42,12 @@ def test_every_label_of_a_record_is_a_target(records: Path) -> None:
     assert any(example.faults for example in examples)
     assert any(example.faults == () for example in examples)
     for example in examples:
-        pair, faulty, step, known, lost = make_targets(example, 1.0)
-        assert known
-        assert lost == 0
-        assert pair.sum() == len({(f.agent, f.mode) for f in example.faults or ()})
-        assert faulty.sum() == len({f.agent for f in example.faults or ()})
-        assert (step.sum() > 0) == bool(example.faults)
+        targets = make_targets(example, 1.0)
+        assert targets.known
+        assert targets.lost_pairs == 0
+        assert targets.pair.sum() == len({(f.agent, f.mode) for f in example.faults or ()})
+        assert targets.agent.sum() == len({f.agent for f in example.faults or ()})
+        assert (targets.step.sum() > 0) == bool(example.faults)
         assert example.clean is not None
 
 
