@@ -13,7 +13,7 @@ from injection.session import Call, Reply, run_system
 from injection.systems import SYSTEMS, Debate, MacNet
 
 CORRUPT: Strategy = "response_corruption"
-INJECT = "prompt_injection"
+INJECT: Strategy = "prompt_injection"
 ABLE = {"skill": 1.0, "slip": 0.0, "care": 0.0}
 
 
