@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,10 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real traces at {folder}; set DCL_DATA")
     return folder
+
+
+# A runner in the background has these ignored, which the processes that tests start would inherit.
+for _name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    _number = getattr(signal, _name, None)
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _name == "SIGINT" else signal.SIG_DFL)
