@@ -70,7 +70,7 @@ def test_a_blame_path_leads_from_the_source_to_the_symptom() -> None:
         ("planner", "coder: skip sum"),
         ("coder", "skip the sum again"),
         ("critic", "."),
-        ("tool", "error, failed: skip the sum again"),
+        ("tool", "coder: error, failed to skip the sum again"),
         ("coder", "ok"),
     )
     bag = bagger()(run)
