@@ -485,13 +485,19 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
         agents=agents,
         steps=trajectory.steps,
         agent_index=agent_index,
-        agent_probs=sigmoid(logits.agent / calibration.agent_temperature) * acting,
+        agent_probs=_under_one(sigmoid(logits.agent / calibration.agent_temperature)) * acting,
         mode_probs=sigmoid(logits.mode / calibration.mode_temperature),
-        pair_probs=sigmoid(logits.pair / calibration.pair_temperature) * acting[:, None],
+        pair_probs=_under_one(sigmoid(logits.pair / calibration.pair_temperature))
+        * acting[:, None],
         step_probs=softmax(step / calibration.step_temperature, axis=0),
         weights=weights,
         calibration=calibration,
     )
+
+
+def _under_one(probs: Floats) -> Floats:
+    """The same, but that a threshold of 1 is over all of them; nothing is certain."""
+    return np.minimum(probs, np.nextafter(np.float32(1), np.float32(0)))
 
 
 def _is_share(value: object) -> bool:

@@ -160,18 +160,22 @@ def recalibrate(
         )
     levels = ("agent", "pair")
     cuts = [_log_odds(getattr(calibration, f"{level}_threshold")) for level in levels]
-    excess = sorted(
+    excesses = [
         max(
             _log_odds(float(getattr(one, f"{level}_probs").max())) - cut
             for level, cut in zip(levels, cuts, strict=True)
         )
         for one in clean
-    )
-    shift = excess[rank - 1] + 1e-4  # a threshold is reached by what equals it
-    moved: dict[str, Any] = {
-        f"{level}_threshold": float(1 / (1 + math.exp(-(cut + shift))))
-        for level, cut in zip(levels, cuts, strict=True)
-    }
+    ]
+    excess = sorted(excesses)
+    shift = excess[rank - 1]
+    spared = [one for one, over in zip(clean, excesses, strict=True) if over <= shift]
+    moved: dict[str, Any] = {}
+    for level, cut in zip(levels, cuts, strict=True):
+        # A threshold is reached by what equals it, and near 1 probabilities are far apart.
+        most = max(float(getattr(one, f"{level}_probs").max()) for one in spared)
+        above = float(np.nextafter(np.float32(most), np.float32(2)))
+        moved[f"{level}_threshold"] = min(max(1 / (1 + math.exp(-(cut + shift))), above), 1.0)
     return replace(calibration, **moved)
 
 

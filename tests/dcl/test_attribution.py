@@ -400,7 +400,7 @@ def with_cuts(*probs: float, **values: Any) -> Attribution:
 
 def test_a_set_of_steps_is_a_stretch_or_the_likeliest_turns() -> None:
     found = with_cuts(0.5, 0.05, 0.05, 0.4)
-    assert found.step_set(0.9, consecutive=False) == (0, 3)
+    assert found.step_set(0.91, consecutive=False) == (0, 3)
     assert found.step_set(0.45) == (1,)
     assert found.step_set(0.9) == (0, 1, 2, 3)
     assert found.step_set(0.01) == (1,)  # never empty

@@ -67,10 +67,10 @@ def test_sentences_end_at_points_and_lines() -> None:
 
 def test_a_blame_path_leads_from_the_source_to_the_symptom() -> None:
     run = make_run(
-        ("planner", "Use the zebra file, coder."),
-        ("coder", "Opening the zebra file now."),
-        ("critic", "Something else entirely about lunch."),
-        ("tool", "Error: failed, no zebra file, traceback"),
+        ("planner", "coder: skip sum"),
+        ("coder", "skip the sum again"),
+        ("critic", "."),
+        ("tool", "coder: error, failed to skip the sum again"),
         ("coder", "ok"),
     )
     bag = bagger()(run)
