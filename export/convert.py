@@ -137,12 +137,17 @@ def open_trained(trained: Path) -> tuple[Artifact, Model, Mapping[str, Any]]:
     """A trained model, its network, and the configuration it was trained with.
 
     Raises:
-        ArtifactError: If it is missing, damaged, or holds no weights for torch.
+        ArtifactError: If it is missing, damaged, holds no weights for torch, or has a closed bank.
     """
     artifact = open_artifact(trained)
     for name in (WEIGHTS, ENCODER, TOKENIZER, LEXICON):
         if name not in artifact.manifest["files"]:
             raise ArtifactError(f"{trained}: expected {name}; give a folder that `dcl train` wrote")
+    if artifact.model.get("closed_agents"):
+        raise ArtifactError(
+            f"{trained}: expected open agents: a graph has no input for names; "
+            "train with model.closed_agents: false"
+        )
     training = json.loads((trained / CONFIG).read_bytes())["training"]
     return artifact, load_model(artifact), training
 
