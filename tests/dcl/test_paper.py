@@ -32,6 +32,7 @@ from dcl.trajectory import Example, Fault
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 
 PAPER: dict[str, Any] = {
