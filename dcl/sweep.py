@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -256,10 +256,14 @@ def read_sweep(file: Path) -> SweepConfig:
     """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(SweepConfig, as_group=False)
+    found = read_yaml(file)
+    unknown = found.keys() - {key.name for key in fields(SweepConfig)}
+    if unknown:  # the parser overlooks a key under which nothing stands
+        raise ConfigError(f"{file}: unknown key {min(unknown)!r}")
     try:
-        parsed = parser.parse_object(read_yaml(file))
+        parsed = parser.parse_object(found)
         return SweepConfig(**vars(parser.instantiate(parsed)))
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise ConfigError(f"{file}: {' '.join(str(error).split())}") from None
 
 
@@ -270,12 +274,12 @@ def read_yaml(file: Path) -> dict[str, Any]:
         ConfigError: If it cannot be read, or holds no keys.
     """
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: expected a YAML file: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: expected keys with values")
-    return found
+    return {str(key): value for key, value in found.items()}
 
 
 def merge(place: Path, *layers: Layer) -> dict[str, Any]:

@@ -141,12 +141,17 @@ def open_trained(trained: Path) -> tuple[Artifact, Model, Mapping[str, Any]]:
     """A trained model, its network in half precision, and the configuration of its training.
 
     Raises:
-        ArtifactError: If it is missing, damaged, or holds no weights for torch.
+        ArtifactError: If it is missing, damaged, holds no weights for torch, or has a closed bank.
     """
     artifact = open_artifact(trained)
     for name in (WEIGHTS, ENCODER, TOKENIZER, LEXICON):
         if name not in artifact.manifest["files"]:
             raise ArtifactError(f"{trained}: expected {name}; give a folder that `dcl train` wrote")
+    if artifact.model.get("closed_agents"):
+        raise ArtifactError(
+            f"{trained}: expected open agents: a graph has no input for names; "
+            "train with model.closed_agents: false"
+        )
     training = json.loads((trained / CONFIG).read_bytes())["training"]
     model = load_model(artifact)
     # Rounded here and not in the graph alone, so that the gate compares the same numbers.

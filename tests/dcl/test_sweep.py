@@ -297,7 +297,7 @@ def test_a_killed_trial_is_drawn_again_with_the_same_values(
         ({"seeds": []}, "at least one seed"),
         ({"grid": {"epochs": []}}, "one value a key"),
         ({"against": "nobody"}, "expected the name of a cell, got 'nobody'"),
-        ({"cell": {}}, "cell"),
+        ({"cell": {}}, "unknown key 'cell'"),
         ({"seeds": [1, 1]}, "expected cells that differ"),
         ({"search": SEARCH, "grid": {"epochs": [1]}}, "got both"),
         ({"search": {"trials": 1, "ranges": {"epochs": {"low": 2, "high": 1}}}}, "low < high"),
