@@ -429,6 +429,9 @@ def judge(
             for one, item in zip(score_items(model, stepped), stepped, strict=True)
         ],
     )
+    if all(item.extra for item in stepped):
+        # Their coverage holds for runs like those they are fitted on: here, of other systems.
+        calibration = replace(calibration, ranked_cuts=(), span_cuts=())
     scores = {
         split: score_levels(logits[split], targets[split], calibration)
         for split in usable

@@ -67,6 +67,8 @@ def _sentences(report: Report) -> list[RenderableType]:
     spans = []
     for coverage in SHOWN_COVERAGES if scored.calibration.span_cuts else ():
         turns = scored.step_set(coverage)
+        if len(turns) == len(scored.steps):
+            continue  # the whole run, which says nothing
         first, last = scored.steps[turns[0]], scored.steps[turns[-1]]
         where = f"at step {first}" if len(turns) == 1 else f"between step {first} and {last}"
         spans.append(f"{where} ({coverage:.0%})")

@@ -82,7 +82,8 @@ def test_attribute_prints_the_verdict(run: Run) -> None:
 def test_json_of_one_file_is_one_object_with_its_source(run: Run) -> None:
     result = run("attribute", EXAMPLE, "--output", "json")
     row = json.loads(result.stdout)
-    assert list(row) == ["id", "source", "agents", "modes", "faults", "evidence", "steps"]
+    keys = "id source agents modes faults evidence steps step_sets abstains"
+    assert list(row) == keys.split()
     assert row["source"] == str(EXAMPLE)
     assert row["faults"] == [
         {"agent": "coder", "mode": "FM-2.5", "step": 4, "turn": 4, "prob": 0.952574}
