@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 import typer
@@ -104,7 +104,8 @@ def run(app: typer.Typer) -> None:
 def _silence(stream: TextIO | None) -> None:
     """Let the rest go nowhere: Python flushes once more as it ends, and would fail again."""
     if stream is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        with suppress(io.UnsupportedOperation):  # a stream in memory has no file to replace
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _stop(number: int, frame: object) -> None:

@@ -164,7 +164,7 @@ def test_a_killed_run_goes_on_where_it_was(ground: Path, tmp_path: Path) -> None
         with pytest.raises(RuntimeError, match="killed"):
             train(config)
     work = tmp_path / "model.work"
-    assert (work / "last.ckpt").is_file()
+    assert (work / "member-0" / "last.ckpt").is_file()
     assert not (tmp_path / "model").exists()
     fitted = {file.name: file.stat().st_mtime_ns for file in work.glob("wide-*.npz")}
     assert len(fitted) == 3
