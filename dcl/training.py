@@ -429,7 +429,7 @@ def judge(
             for one, item in zip(score_items(model, stepped), stepped, strict=True)
         ],
     )
-    scores = {
+    scores: dict[str, dict[str, float]] = {
         split: score_levels(logits[split], targets[split], calibration)
         for split in usable
         if usable[split]
