@@ -115,7 +115,8 @@ def bin_probs(
 ) -> Floats:
     """Pair probabilities in ten bins: number, mean probability, share that is right; `(10, 3)`."""
     score = np.concatenate([one.pair.ravel() for one in logits])
-    prob = sigmoid(score / calibration.pair_temperature).astype(np.float64)
+    scaled = (score / calibration.pair_temperature).astype(np.float32)
+    prob = sigmoid(scaled).astype(np.float64)
     label = np.concatenate([truth.pair.ravel() for truth in targets])
     place = np.minimum((prob * _BINS).astype(np.int64), _BINS - 1)
     number = np.bincount(place, minlength=_BINS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def draw_results(records: Sequence[Record], against: str, out: Path) -> list[Pat
     own = [record for record in records if record["cell"] == against] or list(records)
     cells = dict.fromkeys(record["cell"] for record in records)
     tall = 1.5 + 0.35 * len(cells)
-    plots = {
+    plots: dict[str, tuple[tuple[float, float], Callable[[Axes], None]]] = {
         "ablation": ((9.0, tall), lambda axes: draw_bars(axes, records, against, split)),
         "curves": ((7.0, 4.5), lambda axes: draw_curves(axes, records)),
         "confusion": ((6.5, 5.5), lambda axes: draw_confusion(axes, own, split)),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,12 @@ def make_model(config: ModelConfig = TINY, *, seed: int = 3) -> Network:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
+
+
+def without(switch: str) -> ModelConfig:
+    """The tiny network with one switch off."""
+    off: dict[str, Any] = {switch: False}
+    return replace(TINY, **off)
 
 
 def make_bag(speakers: list[int], *, seed: int = 0) -> BagTensors:
@@ -159,7 +166,7 @@ def test_huge_features_and_wide_logits_give_finite_logits() -> None:
 def test_every_switch_changes_the_logits(switch: str) -> None:
     model, bag = make_model(), BAGS[3]
     on: BagLogits = model(*bag)
-    model.config = replace(TINY, **{switch: False})
+    model.config = without(switch)
     off: BagLogits = model(*bag)
     assert not agree(on.pair, off.pair)
     assert all(part.isfinite().all() for part in off)
@@ -177,7 +184,7 @@ def test_a_switch_cuts_its_channel(switch: str, what: str) -> None:
         other = other._replace(task=-bag.task)
     model = make_model()
     assert not agree(model(*bag).pair, model(*other).pair)
-    cut = make_model(replace(TINY, **{switch: False}))
+    cut = make_model(without(switch))
     assert all(x.equal(y) for x, y in zip(cut(*bag), cut(*other), strict=True))
 
 
@@ -193,7 +200,7 @@ def test_a_switch_cuts_its_channel(switch: str, what: str) -> None:
     ],
 )
 def test_a_switch_leaves_its_parameters_unread(switch: str, parameters: list[str]) -> None:
-    bag, model = BAGS[3], make_model(replace(TINY, **{switch: False}))
+    bag, model = BAGS[3], make_model(without(switch))
     plain: BagLogits = model(*bag)
     for name in parameters:
         model.get_parameter(name).add_(0.7)

@@ -24,6 +24,7 @@ from dcl.artifact import open_artifact
 from dcl.comparison import compare, micro, resample
 from dcl.config import read_config
 from dcl.errors import ConfigError
+from dcl.preparation import prepare
 from dcl.sweep import Sweep, main, merge, prepare_once, run_sweep
 from dcl.training import train
 
@@ -139,7 +140,7 @@ def test_what_is_prepared_is_shared_and_holds_the_same(ground: Path, done: Path)
     cell = Sweep(ground / "done-sweep.yaml", done).cells[0]
     items, definitions = prepare_once(cell.config, done / "prepared")
     assert definitions.shape == (14, 8)
-    again = sweeps.prepare(cell.config, sweeps.open_source(cell.config.encoder))
+    again = prepare(cell.config, sweeps.open_source(cell.config.encoder))
     for split, members in again.items():
         for one, two in zip(members, items[split], strict=True):
             assert (one.group, one.agents, one.extra) == (two.group, two.agents, two.extra)
