@@ -409,7 +409,7 @@ def fit_network(
 
 def judge(
     model: Model, items: Mapping[Split, Sequence[Item]]
-) -> tuple[Calibration, dict[Split, dict[str, float]]]:
+) -> tuple[Calibration, dict[str, dict[str, float]]]:
     """Calibrate on validation questions, and score the network there and on test questions.
 
     Examples whose modes nobody labelled are left out.
@@ -432,7 +432,7 @@ def judge(
     if all(item.extra for item in stepped):
         # Their coverage holds for runs like those they are fitted on: here, of other systems.
         calibration = replace(calibration, ranked_cuts=(), span_cuts=())
-    scores = {
+    scores: dict[str, dict[str, float]] = {
         split: score_levels(logits[split], targets[split], calibration)
         for split in usable
         if usable[split]

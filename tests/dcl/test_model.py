@@ -40,7 +40,8 @@ def make_model(config: ModelConfig = TINY, *, seed: int = 3) -> Network:
     return model.eval()
 
 
-def turn_off(switch: str) -> ModelConfig:
+def without(switch: str) -> ModelConfig:
+    """The tiny network with one switch off."""
     off: dict[str, Any] = {switch: False}
     return replace(TINY, **off)
 
@@ -165,7 +166,7 @@ def test_huge_features_and_wide_logits_give_finite_logits() -> None:
 def test_every_switch_changes_the_logits(switch: str) -> None:
     model, bag = make_model(), BAGS[3]
     on: BagLogits = model(*bag)
-    model.config = turn_off(switch)
+    model.config = without(switch)
     off: BagLogits = model(*bag)
     assert not agree(on.pair, off.pair)
     assert all(part.isfinite().all() for part in off)
@@ -183,7 +184,7 @@ def test_a_switch_cuts_its_channel(switch: str, what: str) -> None:
         other = other._replace(task=-bag.task)
     model = make_model()
     assert not agree(model(*bag).pair, model(*other).pair)
-    cut = make_model(turn_off(switch))
+    cut = make_model(without(switch))
     assert all(x.equal(y) for x, y in zip(cut(*bag), cut(*other), strict=True))
 
 
@@ -199,7 +200,7 @@ def test_a_switch_cuts_its_channel(switch: str, what: str) -> None:
     ],
 )
 def test_a_switch_leaves_its_parameters_unread(switch: str, parameters: list[str]) -> None:
-    bag, model = BAGS[3], make_model(turn_off(switch))
+    bag, model = BAGS[3], make_model(without(switch))
     plain: BagLogits = model(*bag)
     for name in parameters:
         model.get_parameter(name).add_(0.7)

@@ -54,7 +54,7 @@ def test_by_default_no_switch_adds_a_parameter() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("keys", [{k: v} for k, v in PAPER.items()] + [PAPER], ids=str)
 def test_a_switch_changes_the_logits_and_padding_adds_nothing(keys: dict[str, Any]) -> None:
-    names = {"agent_names": CLOSED.agent_names} if "closed_agents" in keys else {}
+    names: dict[str, Any] = {"agent_names": CLOSED.agent_names} if "closed_agents" in keys else {}
     model, default = make_model(replace(TINY, **keys, **names)), make_model()
     default.load_state_dict(model.state_dict(), strict=False)
     together: BagLogits = model(*pad(BAGS, more=2))
@@ -120,7 +120,7 @@ def test_a_step_outside_the_evidence_has_a_finite_logit() -> None:
 def test_heads_of_their_own_need_no_pairs() -> None:
     model, bag = make_model(replace(TINY, level_heads=True)), BAGS[3]
     before: BagLogits = model(*bag)
-    model.pair_bias += 3.0
+    model.pair_bias.add_(3.0)
     after: BagLogits = model(*bag)
     assert not agree(before.pair, after.pair)
     assert agree(before.agent, after.agent)
