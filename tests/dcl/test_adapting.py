@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dcl.adapting import FEWEST, adapt, compare, group_questions
 from dcl.artifact import ADAPTER, INDEX, pretrained, read_manifest, verify
-from dcl.attribution import Calibration, Logits, decode
+from dcl.attribution import Attribution, Calibration, Logits, decode
 from dcl.cli import app
 from dcl.errors import ConfigError
 from dcl.nearest import load_index
@@ -61,19 +61,18 @@ def test_scores_are_compared_run_by_run() -> None:
     turns = tuple(Turn(name, "x") for name in "ab")
     run = Trajectory("r", "", turns)
 
-    def judged(agent: int) -> object:
+    def judged(agent: int) -> Attribution:
         score = np.where(np.arange(2) == agent, 3.0, -3.0).astype(np.float32)
         pair = np.repeat(score[:, None], M, axis=1)
         return decode(run, Logits(score, pair[0], pair, score, pair), Calibration())
 
     example = Example(run, (Fault("b", None, 1),))
     levels = {
-        level.name: level
-        for level in compare([example] * 4, [judged(0)] * 4, [judged(1)] * 4)  # type: ignore[list-item]
+        level.name: level for level in compare([example] * 4, [judged(0)] * 4, [judged(1)] * 4)
     }
     assert levels["agent"].before[0] == 0
-    assert levels["agent"].after == (1, 1, 1)
-    assert levels["step"].gain == (1, 1, 1)
+    assert list(levels["agent"].after) == [1, 1, 1]
+    assert list(levels["step"].gain) == [1, 1, 1]
     assert levels["agents over the threshold"].after[0] == 1
     assert "pair" not in levels  # no mode is labelled
 
