@@ -45,16 +45,18 @@ def table(report: Report) -> RenderableType:
 
 def _faults(report: Report) -> RenderableType:
     """The declared faults, or a line that says there is none."""
-    findings = report.attribution.findings(threshold=report.threshold, top_k=report.top_k)
+    scored = report.attribution
+    findings = scored.findings(threshold=report.threshold, top_k=report.top_k)
     if not findings:
         return Text("No fault declared: nobody is over the threshold.", style="green")
     grid = _grid("Fault", "", "", "Step", "Prob")
     for finding in findings:
         mode = finding.fault.mode
+        likeliest = MODES[int(scored.pair_probs[scored.agents.index(finding.fault.agent)].argmax())]
         grid.add_row(
             Text(visible(finding.fault.agent, _SEEN), style="bold red"),
             "" if mode is None else mode.value,
-            "mode unclear" if mode is None else mode.title,
+            f"mode unclear, perhaps {likeliest.value}" if mode is None else mode.title,
             str(finding.fault.step),
             f"{finding.prob:.2f}",
         )
