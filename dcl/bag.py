@@ -19,7 +19,7 @@ from dcl.lexical import TurnWords, Words, count_turn, join_words
 from dcl.trajectory import Trajectory, Turn
 
 MOST_TURNS = 4000
-"""Turns of the longest run that is attributed: memory grows with their square, to 3 GB here."""
+"""Turns of the longest run that is attributed: memory grows with their square, to 3.6 GB here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
