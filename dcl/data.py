@@ -68,33 +68,44 @@ class VectorCache:
         with self._lock:
             self._refresh()
 
-    def __call__(
-        self,
-        windows: Sequence[NDArray[np.int32]],
-        progress: Callable[[int], object] = lambda done: None,
-    ) -> NDArray[np.float16]:
+    def __call__(self, windows: Sequence[NDArray[np.int32]]) -> NDArray[np.float16]:
         """Vectors of turns, encoding and keeping those that are not there yet.
 
         Args:
             windows: Token ids of each turn, each `(L,)` int32.
-            progress: Called with the number of windows done since the last call.
 
         Returns:
             `(N, E)` float16, unit norm.
         """
-        keys = [self._key(window) for window in windows]
-        missing = {k: w for k, w in zip(keys, windows, strict=True) if k not in self._row}
+        self.fill(windows)
+        if not self._row:
+            return np.empty((0, self._encoder.width), dtype=np.float16)
+        shape = (self._rows, self._encoder.width)  # the file may be growing
+        stored = np.memmap(self._vectors, dtype=np.float16, mode="r", shape=shape)
+        return np.asarray(stored[[self._row[self._key(window)] for window in windows]])
+
+    def fill(
+        self,
+        windows: Sequence[NDArray[np.int32]],
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> None:
+        """Encode and keep what is not there yet; many runs at once leave no thread waiting.
+
+        Args:
+            windows: Token ids of each turn, each `(L,)` int32.
+            progress: Called with the number of windows done since the last call.
+        """
+        missing = {}
+        for window in windows:
+            key = self._key(window)
+            if key not in self._row:
+                missing[key] = window
         progress(len(windows) - len(missing))
         fresh = list(missing.items())
         for start in range(0, len(fresh), self.ROWS_AT_ONCE):
             chunk = fresh[start : start + self.ROWS_AT_ONCE]
             self._append([k for k, _ in chunk], self._encoder([w for _, w in chunk]))
             progress(len(chunk))
-        if not self._row:
-            return np.empty((0, self._encoder.width), dtype=np.float16)
-        shape = (self._rows, self._encoder.width)  # the file may be growing
-        stored = np.memmap(self._vectors, dtype=np.float16, mode="r", shape=shape)
-        return np.asarray(stored[[self._row[key] for key in keys]])
 
     def _append(self, keys: list[bytes], vectors: Floats) -> None:
         """Write rows, then their keys, after what other processes have written meanwhile."""
@@ -179,7 +190,6 @@ def make_item(
     sigma: float,
     extra: bool = False,
     clean: Bag | None = None,
-    progress: Callable[[int], object] = lambda done: None,
 ) -> Item:
     """Encode one bag and add the labels.
 
@@ -190,7 +200,6 @@ def make_item(
         sigma: Width of the softened step target in turns.
         extra: Whether it is not of the main set.
         clean: Bag of `example.clean`, to keep as the item's twin.
-        progress: Called with the number of windows done since the last call.
 
     Returns:
         The item; `wide` is still 0.
@@ -198,8 +207,8 @@ def make_item(
     twin = None
     if clean is not None and example.clean is not None:
         without_fault = replace(example, trajectory=example.clean, faults=(), clean=None)
-        twin = make_item(without_fault, clean, cache, sigma=sigma, progress=progress)
-    vectors = cache([*bag.windows, bag.task], progress)
+        twin = make_item(without_fault, clean, cache, sigma=sigma)
+    vectors = cache([*bag.windows, bag.task])
     exact = vectors.astype(np.float32)
     deviation = describe_vectors(exact[:-1], exact[-1], bag.agent_index)
     return Item(

@@ -59,20 +59,18 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
             wanted = config.loss.use_twins and example.clean is not None
             twins.append(bagger(example.clean) if wanted and example.clean else None)
             progress.advance(bagging)
-        windows = sum(len(bag.windows) + 1 for bag in (*bags, *twins) if bag is not None)
-        encoding = progress.add_task("encoding turns", total=windows)
-        for (split, example, extra), bag, twin in zip(chosen, bags, twins, strict=True):
-            items[split].append(
-                make_item(
-                    example,
-                    bag,
-                    cache,
-                    sigma=config.loss.sigma,
-                    extra=extra,
-                    clean=twin,
-                    progress=lambda done: progress.advance(encoding, done),
-                )
-            )
+        windows = [
+            window
+            for bag in (*bags, *twins)
+            if bag is not None
+            for window in (*bag.windows, bag.task)
+        ]
+        encoding = progress.add_task("encoding turns", total=len(windows))
+        cache.fill(windows, lambda done: progress.advance(encoding, done))
+    for (split, example, extra), bag, twin in zip(chosen, bags, twins, strict=True):
+        items[split].append(
+            make_item(example, bag, cache, sigma=config.loss.sigma, extra=extra, clean=twin)
+        )
     for split in ("train", "valid"):
         if not any(item.targets.known and not item.extra for item in items[split]):
             raise ConfigError(
@@ -138,19 +136,10 @@ def fit_wide(
     Returns:
         The wide half fitted on all training items.
     """
-    usable = [item for item in items["train"] if item.targets.known and not item.extra]
-    bags = [item.bag for item in usable]
-    labels = np.concatenate([item.targets.pair for item in usable])
-    idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
-    documents = stack_documents(bags, idf)
-    lexicons = []
-    for fold in track(range(config.folds + 1), "fitting the wide half"):
-        file = work / f"wide-{fold}.npz"
-        if not file.exists():
-            rows = document_rows(bags, [fold_of(i.group, config.folds) != fold for i in usable])
-            table = fit_table(documents[rows], labels[rows], strength=config.wide_strength)
-            save_lexicon(Lexicon(idf=idf, table=table), file)
-        lexicons.append(load_lexicon(file))
+    files = [work / f"wide-{fold}.npz" for fold in range(config.folds + 1)]
+    if not all(file.exists() for file in files):
+        fit_folds(config, items["train"], vocabulary, files)
+    lexicons = [load_lexicon(file) for file in files]
     whole = lexicons[-1]  # no item is in the fold after the last: this one saw them all
     for split, members in items.items():
         for item in members:
@@ -160,3 +149,26 @@ def fit_wide(
                 if one is not None:
                     one.wide = lexicon(*one.bag)
     return whole
+
+
+def fit_folds(
+    config: TrainConfig, train: Sequence[Item], vocabulary: int, files: Sequence[Path]
+) -> None:
+    """Fit the wide half once without each fold, and last on everything.
+
+    Args:
+        config: Strength and folds are read.
+        train: Training items; those with labelled modes that are not extra are fitted on.
+        vocabulary: Number of token ids.
+        files: Where each fit goes; those that are there stay.
+    """
+    usable = [item for item in train if item.targets.known and not item.extra]
+    bags = [item.bag for item in usable]
+    labels = np.concatenate([item.targets.pair for item in usable])
+    idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
+    documents = stack_documents(bags, idf)
+    for fold, file in enumerate(track(files, "fitting the wide half")):
+        if not file.exists():
+            rows = document_rows(bags, [fold_of(i.group, config.folds) != fold for i in usable])
+            table = fit_table(documents[rows], labels[rows], strength=config.wide_strength)
+            save_lexicon(Lexicon(idf=idf, table=table), file)
