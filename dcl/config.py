@@ -21,8 +21,8 @@ class DataConfig:
     held_out: tuple[str, ...] = ()
     """Files or folders that are never trained on; only held-out questions of them are used."""
     extra: tuple[str, ...] = ()
-    """Files or folders that are trained on beside `train`: labelled steps, runs without a fault.
-    Their held-out questions fit the step temperature and nothing else."""
+    """Files or folders whose labelled steps teach the step head beside `train`, and nothing else.
+    Their held-out questions fit the step temperature."""
     repeat: int = 1
     """How often an epoch sees each example of `extra`; > 0."""
     valid_share: float = 0.08

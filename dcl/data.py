@@ -155,8 +155,8 @@ class Item:
         features: `(T, F)` float32.
         wide: `(T, M)` float32, filled in when the wide half is fitted.
         targets: Its labels.
-        extra: Whether it comes from a set that is trained on beside the main one, and is neither
-            selected nor calibrated on.
+        extra: Whether it comes from a set beside the main one, which teaches the step head alone
+            and is neither selected nor calibrated on.
         agents: Names, `A` of them; they reach a closed agent bank and nothing else.
         names: `(A,)` int64, positions in a closed agent bank, filled in where there is one.
         twin: The run without the fault, where it is known and asked for.
@@ -242,6 +242,8 @@ class Batch(NamedTuple):
     """`(B, A)` float32, 0 or 1."""
     step: torch.Tensor
     """`(B, T)` float32, softened target."""
+    extra: torch.Tensor
+    """`(B,)` bool, whether the bag teaches the step head and nothing else."""
     names: torch.Tensor | None = None
     """`(B, A)` int64, positions in a closed agent bank; None without one."""
     twins: BagTensors | None = None
@@ -272,6 +274,7 @@ def collate(items: Sequence[Item]) -> Batch:
         known=torch.tensor([item.targets.known for item in items]),
         agent=agent,
         step=step,
+        extra=torch.tensor([item.extra for item in items]),
         names=None if all(item.names is None for item in items) else names,
         twins=pad(twins) if twins else None,
         twin=match_twins(items, A) if twins else None,

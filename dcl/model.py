@@ -253,11 +253,13 @@ class Network(nn.Module):
         reply_to: Tensor,
         member: Tensor,
         names: Tensor | None = None,
+        apart: Tensor | None = None,
     ) -> BagLogits:
         """Score a padded batch of bags; the arguments are those of `BagTensors`.
 
         `names`, `(B, A)` int64 as `number_names` gives it, is read by a closed bank alone; without
-        it every agent is unknown to the bank.
+        it every agent is unknown to the bank. `apart`, `(B,)` bool, marks bags whose step logits
+        send their gradient to the step head and no further.
         """
         turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
         allowed = relate(reply_to, member)  # (B, H, T, T)
@@ -283,7 +285,7 @@ class Network(nn.Module):
             agent=agent + self.agent_bias,
             mode=mode + self.mode_bias,
             pair=pair,
-            step=self.score_steps(turns, pair, log_weights[..., :M], member),
+            step=self.score_steps(turns, pair, log_weights[..., :M], member, apart),
             attention=attention[..., :M],
             evidence=space,
         )
@@ -379,7 +381,12 @@ class Network(nn.Module):
         return (role @ bank.T * 10.0).softmax(dim=-1) @ bank
 
     def score_steps(
-        self, turns: Tensor, pair: Tensor, log_weights: Tensor, member: Tensor
+        self,
+        turns: Tensor,
+        pair: Tensor,
+        log_weights: Tensor,
+        member: Tensor,
+        apart: Tensor | None = None,
     ) -> Tensor:
         """Step logits: the log of the pair probability that flows to each turn as its evidence.
 
@@ -388,11 +395,15 @@ class Network(nn.Module):
             pair: `(B, A, M)`.
             log_weights: `(B, A, T, M)`, log of the evidence weights.
             member: `(B, A, T)`.
+            apart: `(B,)` bool, bags whose gradient ends at the step head; None means none.
 
         Returns:
             `(B, T)`.
         """
         flow = (log_weights + log_sigmoid(pair)[:, :, None]).logsumexp(dim=-1)  # (B, A, T)
+        if apart is not None:
+            flow = torch.where(apart[:, None, None], flow.detach(), flow)
+            turns = torch.where(apart[:, None, None], turns.detach(), turns)
         own: Tensor = self.score_step(turns).squeeze(-1)
         return (flow * member).sum(dim=1) + own
 

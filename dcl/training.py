@@ -78,7 +78,7 @@ class AttributionModule(LightningModule):
         bags = self._mask_channels(batch.bags)
         if self.config.turn_dropout:
             bags = self._mask_turns(bags)
-        logits: BagLogits = self.model(*bags, names=batch.names)
+        logits: BagLogits = self.model(*bags, names=batch.names, apart=batch.extra)
         twins: BagLogits | None = None if batch.twins is None else self.model(*batch.twins)
         loss, parts = compute_loss(
             logits, batch, self.model.error_bank, self.config.loss, twins=twins
@@ -175,7 +175,7 @@ def compute_loss(
         The sum in nats, and the unweighted parts by name.
     """
     member = batch.bags.member
-    real = member.sum(dim=2) > 0  # (B, A)
+    real = (member.sum(dim=2) > 0) & ~batch.extra[:, None]  # (B, A)
     turns = member.sum(dim=1) > 0  # (B, T)
     modes_known = (real & batch.known[:, None])[..., None].expand_as(batch.pair)
     shape = {"gamma_negative": config.gamma_negative, "margin": config.margin}
@@ -183,12 +183,7 @@ def compute_loss(
     parts = {
         "pair": asymmetric_loss(logits.pair, batch.pair, modes_known, **shape),
         "agent": asymmetric_loss(logits.agent, batch.agent, real, **shape),
-        "mode": asymmetric_loss(
-            logits.mode,
-            batch.mode,
-            batch.known[:, None].expand_as(logits.mode),
-            **shape,
-        ),
+        "mode": asymmetric_loss(logits.mode, batch.mode, find_explained(batch), **shape),
         "contrastive": contrastive_loss(
             logits.evidence[labelled],
             labelled.nonzero()[:, 2],
@@ -210,6 +205,16 @@ def compute_loss(
     }
     total = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
     return total, parts
+
+
+def find_explained(batch: Batch) -> Tensor:
+    """Modes the mode level can be asked for: `(B, M)` bool.
+
+    A mode that only agents who never speak have left no turn to learn it from: asked for, it would
+    pull the modes of all who do speak upwards.
+    """
+    silent = (batch.mode > 0) & (batch.pair.amax(dim=1) == 0)
+    return (batch.known & ~batch.extra)[:, None] & ~silent
 
 
 def train(config: TrainConfig) -> Path:

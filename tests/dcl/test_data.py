@@ -127,7 +127,7 @@ def test_progress_counts_every_window(tmp_path: Path, graph: Path) -> None:
     cache, _ = open_cache(tmp_path, graph)
     cache(WINDOWS[:2])
     done: list[int] = []
-    cache(WINDOWS, done.append)
+    cache.fill(WINDOWS, done.append)
     assert done == [2, 5]
 
 

@@ -401,6 +401,24 @@ def test_where_modes_are_unknown_only_agents_and_steps_count(items: list[Item]) 
     assert parts["step"].item() > 0
 
 
+def test_the_mode_level_is_not_asked_for_modes_of_agents_who_never_speak(items: list[Item]) -> None:
+    torch.manual_seed(0)
+    model, batch = Network(TINY).eval(), collate(items)
+    logits: BagLogits = model(*batch.bags)
+    silent = int((batch.mode[0] == 0).nonzero()[0])
+    mode = batch.mode.clone()
+    mode[0, silent] = 1.0
+    wished = logits.mode.clone()
+    wished[0, silent] = 50.0
+    lost = batch._replace(mode=mode)
+    before, after = (
+        compute_loss(logits._replace(mode=mode), lost, model.error_bank, LossConfig())[1]["mode"]
+        for mode in (logits.mode, wished)
+    )
+    assert before.item() == pytest.approx(after.item())
+    assert before.item() > 0
+
+
 def test_a_masked_channel_is_blank_for_a_whole_bag(items: list[Item]) -> None:
     torch.manual_seed(0)
     config = make_config(Path(), Path("out"), channel_dropout=1.0)
