@@ -20,8 +20,8 @@ from dcl.artifact import (
     MANIFEST,
     TOKENIZER,
     WEIGHTS,
+    hash_file,
     open_artifact,
-    open_encoder,
 )
 from dcl.attribution import Logits
 from dcl.calibration import best_threshold
@@ -201,7 +201,7 @@ def test_a_run_killed_after_its_last_epoch_trains_no_more(ground: Path, tmp_path
 
 def test_work_of_another_configuration_is_refused(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model")
-    encoder = open_encoder(Path(str(config.encoder)))
+    encoder = hash_file(Path(str(config.encoder)) / ENCODER)
     training.claim_workplace(tmp_path / "model", config, encoder)
     with pytest.raises(ConfigError, match="found another run's; delete the folder or choo"):
         train(replace(config, seed=2))
