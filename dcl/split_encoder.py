@@ -29,7 +29,7 @@ class SplitEncoder(nn.Module):
     Attributes:
         width: Size of a turn vector and of a hidden state.
         first: Layers below the cut; 0 where all are trained.
-        half: Whether `forward` runs the layers in bfloat16, as autocast does; at first not.
+        bf16: Whether `forward` runs the layers in bfloat16, as autocast does; at first not.
 
     Args:
         encoder: Its parameters are frozen, except those of the upper layers.
@@ -48,7 +48,7 @@ class SplitEncoder(nn.Module):
         self.encoder = encoder
         self.width: int = encoder.m.config.hidden_size
         self.first = len(layers) - top
-        self.half = False
+        self.bf16 = False
         self._dropout = dropout
         self._layers = layers  # a tuple, as they are modules of the encoder already
         self._outputs: int | None = None  # that a layer returns in a tuple; None: it has one only
@@ -87,7 +87,7 @@ class SplitEncoder(nn.Module):
             `(B, E)` float32, unit norm.
         """
         transformer = self.encoder.m
-        with torch.autocast(states.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(states.device.type, torch.bfloat16, enabled=self.bf16):
             if states.is_floating_point():
                 with self._resumed(states.float()):
                     # Only their shape counts: the cut replaces what is made of them.

@@ -75,7 +75,8 @@ def _collate_part(items: Sequence[Item], read: Read) -> TokenBatch:
     twins = [item.twin for item in items if item.twin is not None]
     windows = {key_of(w): w for item in (*items, *twins) for w in item.windows}
     unique = list(windows.values())
-    groups, position = [], {}
+    groups: list[tuple[Tensor, Tensor]] = []
+    position: dict[bytes, int] = {}
     keys = list(windows)
     for rows in group_lengths([len(window) for window in unique]):
         groups.append(pad_states([read(unique[row]) for row in rows]))

@@ -105,7 +105,9 @@ class TuningModule(AttributionModule):
             loss = self.measure(self.embed(part)) * (len(part.batch.known) / bags)
             self.manual_backward(loss)
             total += loss.detach()
-        self.clip_gradients(optimizer, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
+        self.clip_gradients(
+            optimizer.optimizer, gradient_clip_val=1.0, gradient_clip_algorithm="norm"
+        )
         optimizer.step()
         schedule.step()
         self.log("loss", total, prog_bar=True)
@@ -218,7 +220,7 @@ def fastest_device() -> torch.device:
     return found or torch.device("cpu")
 
 
-def use_half(precision: str, device: torch.device) -> bool:
+def use_bf16(precision: str, device: torch.device) -> bool:
     """Whether layers run in bfloat16: as asked for, or where the processor has units for it.
 
     Others emulate it: on plain AVX2 it is slower than float32.
@@ -226,8 +228,9 @@ def use_half(precision: str, device: torch.device) -> bool:
     if precision != "auto":
         return precision == "bf16"
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    known = getattr(torch.cpu, "get_capabilities", dict)()  # not in every version
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # Older versions of torch do not tell.
+    known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return device.type == "cpu" and bool(known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
@@ -325,7 +328,7 @@ def fit_encoder(
         enable_version_counter=False,
     )
     trainer, best = make_trainer(config, work, quiet=quiet, clip=None, callbacks=[often])
-    encoder.half = use_half(config.precision, fastest_device())  # for training alone
+    encoder.bf16 = use_bf16(config.precision, fastest_device())  # for training alone
     last = work / "last.ckpt"
     with warnings.catch_warnings():
         # The frozen layers are in it on purpose; a resumed run starts after the optimiser's step.
@@ -340,7 +343,7 @@ def fit_encoder(
         )
     chosen = torch.load(best.best_model_path, weights_only=True)
     module.load_state_dict(chosen["state_dict"])
-    encoder.half = False
+    encoder.bf16 = False
     return module.cpu().eval()
 
 

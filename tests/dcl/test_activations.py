@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from tiny_bert import BERT_WIDTH, write_transformer
 
-from dcl import activations
 from dcl.activations import ActivationCache, TorchEncoder, group_lengths, pad_states
 from dcl.errors import ConfigError
 from dcl.rowstore import RowStore
@@ -97,7 +97,7 @@ def test_a_full_disk_is_refused_beforehand(
     tmp_path: Path, encoder: SplitEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 100})()
-    monkeypatch.setattr(activations.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(ConfigError, match=r"GB of free disk, got 0\.0; set activations to another"):
         ActivationCache(tmp_path, encoder, "a" * 64).fill(WINDOWS)
 

@@ -90,7 +90,7 @@ def test_half_precision_stays_near(folder: Path) -> None:
     whole = turns(ids, mask)
     split = SplitEncoder(turns, 2)
     states = split.lower(ids, mask)
-    split.half = True
+    split.bf16 = True
     vectors = split(states, mask)
     assert torch.equal(split.lower(ids, mask), states)
     assert not torch.equal(vectors, whole)

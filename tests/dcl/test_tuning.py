@@ -169,7 +169,7 @@ def learn(prepared: Prepared, *, steps: int) -> float:
     for _ in range(steps):
         optimizer.zero_grad()
         loss = module.measure(module.embed(prepared.part()))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return float(loss.detach())
 
@@ -198,8 +198,8 @@ def test_rates_fall_with_depth_and_frozen_parts_have_none(prepared: Prepared) ->
     top, decay = prepared.config.encoder_rate, prepared.config.layer_decay
     expected = {"upper.1.": top, "upper.0.": top * decay}
     for key, rate in rates.items():
-        wanted = [value for part, value in expected.items() if names[key].startswith(part)]
-        assert rate == pytest.approx(*wanted or [prepared.config.learning_rate]), names[key]
+        wanted = expected.get(names[key][: len("upper.0.")], prepared.config.learning_rate)
+        assert rate == pytest.approx(wanted), names[key]
     assert {id(p) for p in prepared.encoder.parameters() if p.requires_grad} <= rates.keys()
     assert list(module.upper) == list(prepared.encoder.upper)
     decayed = {id(p): g["weight_decay"] > 0 for g in module.group_parameters() for p in g["params"]}
@@ -215,7 +215,7 @@ def test_kept_activations_give_the_loss_and_gradient_of_none(
         module = one.module()
         torch.manual_seed(1)
         loss = module.measure(module.embed(one.part()))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         grads = [p.grad.ravel() for p in one.encoder.parameters() if p.grad is not None]
         results.append((loss.item(), torch.cat(grads)))
     assert prepared.part().groups[0][0].dtype == torch.float16
@@ -412,18 +412,23 @@ def test_half_precision_is_used_where_it_is_computed_in(monkeypatch: pytest.Monk
     cpu = torch.device("cpu")
     for known, expected in (({"avx2": True}, False), ({"avx2": True, "amx_bf16": True}, True)):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known)
-        assert tuning.use_half("auto", cpu) is expected
-        assert tuning.use_half("bf16", cpu)
-        assert not tuning.use_half("fp32", cpu)
+        assert tuning.use_bf16("auto", cpu) is expected
+        assert tuning.use_bf16("bf16", cpu)
+        assert not tuning.use_bf16("fp32", cpu)
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert not tuning.use_half("auto", cpu)
+    assert not tuning.use_bf16("auto", cpu)
 
 
 def test_the_command_line_reads_yaml_and_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[TuneConfig] = []
-    monkeypatch.setattr(tuning, "tune", lambda config: asked.append(config) or Path(config.out))
+
+    def note(config: TuneConfig) -> Path:
+        asked.append(config)
+        return Path(config.out)
+
+    monkeypatch.setattr(tuning, "tune", note)
     text = "data: {train: [a.jsonl]}\nout: artifacts/x\nlayers: 1\nactivations: null\n"
     (tmp_path / "run.yaml").write_text(text)
     assert main(["--config", str(tmp_path / "run.yaml"), "--model.width=64", "--tail", "8"]) == 0

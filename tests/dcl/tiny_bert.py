@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -24,21 +25,27 @@ from transformers import (
 BERT_WIDTH = 16
 VOCABULARY = make_tokenizer().get_vocab_size()
 
-_SIZES = {"vocab_size": VOCABULARY, "hidden_size": BERT_WIDTH, "num_attention_heads": 2}
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": BERT_WIDTH,
+    "num_attention_heads": 2,
+}
 
 
 def make_transformer(kind: str, layers: int) -> PreTrainedModel:
     """A random transformer of some architecture; the same each time."""
     torch.manual_seed(3)
     if kind == "distilbert":
-        sizes = {"vocab_size": VOCABULARY, "dim": BERT_WIDTH, "n_heads": 2, "hidden_dim": 32}
-        return DistilBertModel(DistilBertConfig(n_layers=layers, **sizes))
+        narrow = DistilBertConfig(
+            vocab_size=VOCABULARY, dim=BERT_WIDTH, n_heads=2, hidden_dim=32, n_layers=layers
+        )
+        return DistilBertModel(narrow)
     if kind == "modernbert":
         alternating = ModernBertConfig(
             num_hidden_layers=layers,
             intermediate_size=32,
             pad_token_id=0,
-            global_attn_every_n_layers=2,
+            layer_types=[("full_attention", "sliding_attention")[i % 2] for i in range(layers)],
             local_attention=4,
             **_SIZES,
         )
@@ -53,7 +60,7 @@ def write_transformer(folder: Path, kind: str = "bert", layers: int = 2) -> Path
     """A random transformer with mean pooling in a folder of its own."""
     parts = folder.with_name(folder.name + "-parts")
     make_transformer(kind, layers).save_pretrained(parts)
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=make_tokenizer(),
         pad_token="[PAD]",
         unk_token="[UNK]",

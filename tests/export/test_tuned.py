@@ -8,7 +8,7 @@ import pytest
 from tiny import make_run
 from tiny_bert import BERT_WIDTH, write_transformer
 
-from dcl.artifact import open_artifact, open_encoder, read_manifest
+from dcl.artifact import ENCODER, open_artifact, open_encoder, read_manifest
 from dcl.config import DataConfig, TrainConfig, TuneConfig
 from dcl.inference import load_trained
 from dcl.model import ModelConfig
@@ -17,7 +17,7 @@ from dcl.taxonomy import ErrorMode
 from dcl.training import train
 from dcl.trajectory import Example, Fault
 from dcl.tuning import tune
-from export.encoder import ENCODER, FP32, export_encoder
+from export.encoder import FP32, export_encoder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
