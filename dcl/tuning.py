@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import seed_everything
+from lightning import Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from numpy.typing import NDArray
@@ -152,6 +152,18 @@ class TuningModule(AttributionModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on with the scores of the epochs so far."""
         self.epochs = checkpoint["epochs"]
+
+
+class StepCheckpoint(ModelCheckpoint):
+    """Saves the work in progress within an epoch.
+
+    Not after its last step: the validation that follows would be left out when the run is resumed.
+    """
+
+    def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
+        """Save after every so many steps, unless the epoch is over."""
+        if not trainer.is_last_batch:
+            super().on_train_batch_end(trainer, *rest)
 
 
 def mix_seed(seed: int, step: int) -> int:
@@ -321,7 +333,7 @@ def fit_encoder(
     standardise(module.model, items["train"])
     if intent is not None:
         place_prototypes(module.model, torch.from_numpy(intent))
-    often = ModelCheckpoint(
+    often = StepCheckpoint(
         work,
         filename="last",
         every_n_train_steps=config.save_every,

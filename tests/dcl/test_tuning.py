@@ -284,11 +284,19 @@ Step = Callable[[TuningModule, Any, int], Tensor]
 
 
 class Watched:
-    """Notes what each step is given, and dies before the step it is told to."""
+    """Notes what each step is given; dies before the step, or in the validation, it is told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, dies_at: int = -1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, dies_at: float = -1) -> None:
         self.steps: list[tuple[int, float]] = []
         step: Step = TuningModule.training_step
+        validate: Step = TuningModule.validation_step
+
+        def watched_too(module: TuningModule, parts: Any, index: int) -> Any:
+            if module.global_step + 0.5 == dies_at:
+                raise RuntimeError("killed")
+            return validate(module, parts, index)
+
+        monkeypatch.setattr(TuningModule, "validation_step", watched_too)
 
         def watched(module: TuningModule, parts: Any, index: int) -> Tensor:
             if module.global_step == dies_at:
@@ -301,7 +309,7 @@ class Watched:
 
 
 def run(
-    config: TuneConfig, out: Path, *, dies_at: int = -1
+    config: TuneConfig, out: Path, *, dies_at: float = -1
 ) -> tuple[list[tuple[int, float]], dict[str, Tensor], list[dict[str, float]]]:
     """Steps, weights and scores of a run, which is killed and started again where asked for."""
     config = replace(config, out=str(out))
@@ -326,17 +334,17 @@ def run(
     return steps, ended[0].state_dict(), ended[0].epochs
 
 
-@pytest.mark.parametrize("dies_at", [3, 5, 8])
+@pytest.mark.parametrize(("dies_at", "repeated"), [(3, 1), (4.5, 2), (8, 0)])
 def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
-    ground: Path, tmp_path: Path, dies_at: int
+    ground: Path, tmp_path: Path, dies_at: float, repeated: int
 ) -> None:
-    # 4 steps an epoch, saved after every second: killed in an epoch, before its end, and at one.
+    # 4 steps an epoch, saved after every second: killed in one, while validating, and between two.
     config = make_config(ground, tmp_path, save_every=2, encoder_dropout=True, channel_dropout=0.5)
     steps, weights, epochs = run(config, tmp_path / "whole")
     again, resumed, same = run(config, tmp_path / "killed", dies_at=dies_at)
     assert len(steps) == 12
     assert dict(again) == dict(steps)
-    assert len(again) == 12 + dies_at % 2
+    assert len(again) == 12 + repeated
     assert epochs == same
     assert weights.keys() == resumed.keys()
     for name, value in weights.items():
