@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from sentence_transformers import SentenceTransformer
 from tiny import make_run
 from tiny_bert import BERT_WIDTH, write_transformer
 from torch import Tensor
+from typer.testing import CliRunner
 
-from dcl import tuning
+from dcl import cli, tuning
 from dcl.activations import Read, TorchEncoder
 from dcl.config import DataConfig, LossConfig, TuneConfig, read_tune_config
 from dcl.data import Item, collate
@@ -454,6 +456,17 @@ def test_the_command_line_reads_yaml_and_options(
     assert "export encoder --source artifacts/x --out ENCODER --head 94 --tail 8" in said
     with pytest.raises(ConfigError, match="precision"):
         read_tune_config({"data": {"train": ["a"]}, "out": "x", "precision": "int4"})
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dcl.tuning")
+    monkeypatch.delitem(sys.modules, "dcl.turn_encoder")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    done = CliRunner().invoke(cli.app, ["tune", "--config", "none.yaml"])
+    assert done.exit_code == 2
+    assert 'needs sentence_transformers, which is not installed; run pip install "dcl-att' in (
+        done.stderr
+    )
 
 
 def test_held_out_items_get_the_vectors_of_the_trained_encoder(prepared: Prepared) -> None:
