@@ -297,17 +297,7 @@ def write_artifact(
     Raises:
         ConfigError: If the place cannot be written.
     """
-    try:
-        if not is_free(folder):
-            raise ConfigError(
-                f"{folder}: expected a new place, an empty folder or an older model to replace, "
-                "found something else; choose another place"
-            )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise ConfigError(f"{folder}: expected a place to write the model: {error}") from None
-    try:
+    with new_folder(folder, may_replace=is_free) as temporary:
         write_files(temporary)
         config = {
             "labels": [mode.value for mode in MODES],
@@ -325,6 +315,35 @@ def write_artifact(
         }
         manifest = {"format": FORMAT, **notes, "files": listed}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return folder
+
+
+@contextmanager
+def new_folder(folder: Path, *, may_replace: Callable[[Path], bool]) -> Iterator[Path]:
+    """A folder to write to that takes its place when all is written, or not at all.
+
+    Args:
+        folder: Its place; an older one there is replaced after the new one is complete.
+        may_replace: Whether what is there is nothing, or an older one.
+
+    Returns:
+        A temporary folder beside it.
+
+    Raises:
+        ConfigError: If the place cannot be written.
+    """
+    try:
+        if not may_replace(folder):
+            raise ConfigError(
+                f"{folder}: expected a new place, an empty folder or an older model to replace, "
+                "found something else; choose another place"
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(f"{folder}: expected a place to write the model: {error}") from None
+    try:
+        yield temporary
         temporary.chmod(0o755)
         if folder.exists():
             old = temporary.with_name(temporary.name + "-old")
@@ -339,7 +358,6 @@ def write_artifact(
             os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder
 
 
 def is_free(folder: Path) -> bool:

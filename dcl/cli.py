@@ -1,4 +1,4 @@
-"""The command line: `dcl attribute | explain | watch | serve | fit | train | ...`.
+"""The command line: `dcl attribute | explain | watch | serve | fit | train | tune | ...`.
 
 Exit codes, the same for every command and every output format:
 
@@ -237,6 +237,25 @@ def train(context: typer.Context) -> None:
         raise ConfigError(
             f"training needs {package}, which is not installed; "
             'run pip install "dcl-attribution[train]"'
+        ) from None
+    raise typer.Exit(run(context.args))
+
+
+@app.command(
+    add_help_option=False,  # so that --help shows the options of the training
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def tune(context: typer.Context) -> None:
+    """Train the turn encoder of a model from --config FILE and any key in it."""
+    try:
+        from dcl.tuning import main as run
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package == "dcl":
+            raise
+        raise ConfigError(
+            f"training an encoder needs {package}, which is not installed; "
+            'run pip install "dcl-attribution[tune]"'
         ) from None
     raise typer.Exit(run(context.args))
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress, TimeElapsedColumn, track
 
 from dcl.artifact import ENCODER, EncoderSource, hash_file, load_lexicon, save_lexicon
+from dcl.bag import Bag, BagMaker
 from dcl.config import DataConfig, TrainConfig
 from dcl.data import Item, VectorCache, make_item
 from dcl.errors import ConfigError
@@ -37,40 +39,127 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
     Raises:
         ConfigError: If a split has no example with labelled modes, or the widths do not fit.
     """
-    bagger = load_bagger(source)
     encoder = Encoder(source.path / ENCODER, threads=config.threads or count_cores(), remember=0)
-    if encoder.width != config.model.vector_width:
-        raise ConfigError(
-            f"model.vector_width: expected {encoder.width}, the width of the encoder's vectors, "
-            f"got {config.model.vector_width}"
-        )
+    check_width(config, encoder.width)
     cache = VectorCache(
         Path(config.data.cache).expanduser(), encoder, hash_file(source.path / ENCODER)
     )
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
+        bagged = read_bags(config, load_bagger(source), progress)
+        fill(cache, [window for one in bagged for window in one.windows()], progress)
+    return make_items(config, bagged, cache)
+
+
+def check_width(config: TrainConfig, width: int) -> None:
+    """Check that the network takes the vectors of the encoder.
+
+    Raises:
+        ConfigError: If it takes others.
+    """
+    if width != config.model.vector_width:
+        raise ConfigError(
+            f"model.vector_width: expected {width}, the width of the encoder's vectors, "
+            f"got {config.model.vector_width}"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bagged:
+    """A labelled example and its bag.
+
+    Args:
+        split: Where its question belongs.
+        example: The example.
+        extra: Whether it is not of the main set.
+        bag: Its bag.
+        twin: Bag of the clean run, where it is asked for.
+    """
+
+    split: Split
+    example: Example
+    extra: bool
+    bag: Bag
+    twin: Bag | None
+
+    def windows(self) -> Iterator[NDArray[np.int32]]:
+        """What the encoder reads of the turns and tasks, each `(L,)`."""
+        for bag in (self.bag, self.twin):
+            if bag is not None:
+                yield from (*bag.windows, bag.task)
+
+
+def read_bags(config: TrainConfig, bagger: BagMaker, progress: Progress) -> list[Bagged]:
+    """Read, split and tokenise all examples.
+
+    Args:
+        config: Data is read, and whether twins are asked for.
+        bagger: Makes the bags.
+        progress: Shows how far it is.
+    """
     chosen = list(select_examples(config.data))
+    bagging = progress.add_task("reading turns", total=len(chosen))
+    bagged = []
+    for split, example, extra in chosen:
+        clean = example.clean if config.loss.use_twins else None
+        twin = None if clean is None else bagger(clean)
+        bagged.append(Bagged(split, example, extra, bagger(example.trajectory), twin))
+        progress.advance(bagging)
+    return bagged
+
+
+class Fillable(Protocol):
+    """A cache that can be filled with a bar that shows how far it is."""
+
+    def fill(self, windows: Sequence[NDArray[np.int32]], progress: Callable[[int], object]) -> None:
+        """Compute and keep what is missing."""
+
+
+def fill(
+    cache: Fillable,
+    windows: Sequence[NDArray[np.int32]],
+    progress: Progress,
+    title: str = "encoding turns",
+) -> None:
+    """Fill a cache.
+
+    Args:
+        cache: The cache.
+        windows: Token ids of each turn, each `(L,)` int32.
+        progress: Shows how far it is.
+        title: Stands before the bar.
+    """
+    task = progress.add_task(title, total=len(windows))
+    cache.fill(windows, lambda done: progress.advance(task, done))
+
+
+def make_items(
+    config: TrainConfig, bagged: Sequence[Bagged], cache: VectorCache, *, keep_windows: bool = False
+) -> dict[Split, list[Item]]:
+    """Items of all splits.
+
+    Args:
+        config: Loss width is read.
+        bagged: All examples.
+        cache: Turn vectors.
+        keep_windows: Whether the encoder will be trained, and needs them.
+
+    Raises:
+        ConfigError: If a split has no example with labelled modes.
+    """
     items: dict[Split, list[Item]] = {"train": [], "valid": [], "test": []}
     if config.data.left_out:
         items["left_out"] = []
-    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
-        bagging = progress.add_task("reading turns", total=len(chosen))
-        bags, twins = [], []
-        for _, example, _ in chosen:
-            bags.append(bagger(example.trajectory))
-            wanted = config.loss.use_twins and example.clean is not None
-            twins.append(bagger(example.clean) if wanted and example.clean else None)
-            progress.advance(bagging)
-        windows = [
-            window
-            for bag in (*bags, *twins)
-            if bag is not None
-            for window in (*bag.windows, bag.task)
-        ]
-        encoding = progress.add_task("encoding turns", total=len(windows))
-        cache.fill(windows, lambda done: progress.advance(encoding, done))
-    for (split, example, extra), bag, twin in zip(chosen, bags, twins, strict=True):
-        items[split].append(
-            make_item(example, bag, cache, sigma=config.loss.sigma, extra=extra, clean=twin)
+    for one in bagged:
+        item = make_item(
+            one.example,
+            one.bag,
+            cache,
+            sigma=config.loss.sigma,
+            extra=one.extra,
+            clean=one.twin,
+            keep_windows=keep_windows,
         )
+        items[one.split].append(item)
     for split in ("train", "valid"):
         if not any(item.targets.known and not item.extra for item in items[split]):
             raise ConfigError(
@@ -113,10 +202,18 @@ def read_definitions(source: EncoderSource, threads: int) -> NDArray[np.float32]
         source: Encoder and tokenizer.
         threads: Of the encoder; > 0.
     """
-    bagger = load_bagger(source)
+    encoder = Encoder(source.path / ENCODER, threads=threads, remember=0)
+    return encoder(window_definitions(load_bagger(source)))
+
+
+def window_definitions(bagger: BagMaker) -> list[NDArray[np.int32]]:
+    """Token ids of title and definition of each mode, each `(L,)`.
+
+    Args:
+        bagger: Of the encoder.
+    """
     texts = [f"{mode.title}. {mode.definition}" for mode in MODES]
-    windows = [bagger.window(ids) for ids in bagger.tokenize(texts)]
-    return Encoder(source.path / ENCODER, threads=threads, remember=0)(windows)
+    return [bagger.window(ids) for ids in bagger.tokenize(texts)]
 
 
 def fit_wide(

@@ -17,12 +17,13 @@ import pytest
 
 import dcl
 from dcl import training
-from dcl.config import TrainConfig
+from dcl.config import TrainConfig, TuneConfig, read_tune_config
 from dcl.formats import FORMATS, detect, read_examples
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+TUNED = sorted((ROOT / "configs").glob("tuned*.yaml"))
+CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - set(TUNED))
 OURS = ("dcl", "export", "benchmarks", "injection")
 SHELLS = ("sh", "bash", "shell", "console", "")
 
@@ -143,6 +144,9 @@ def check_command(words: list[str]) -> None:
     if words[:2] == ["dcl", "train"]:
         with suppress(SystemExit):  # --help; all else is raised
             training.main(words[2:])
+    elif words[:2] == ["dcl", "tune"]:
+        with suppress(SystemExit):
+            read_tune_config(words[2:])
     elif words[0] == "dcl":
         from dcl.cli import app
 
@@ -170,6 +174,13 @@ def leads_somewhere(target: str, page: Path) -> bool:
 def test_every_published_configuration_is_one(config: Path, seen: list[TrainConfig]) -> None:
     assert training.main(["--config", str(config)]) == 0
     (parsed,) = seen
+    assert parsed.data.train
+
+
+@pytest.mark.parametrize("config", TUNED, ids=lambda config: config.stem)
+def test_every_published_tuning_is_one(config: Path) -> None:
+    parsed = read_tune_config(["--config", str(config)])
+    assert isinstance(parsed, TuneConfig)
     assert parsed.data.train
 
 
@@ -209,6 +220,7 @@ def test_every_command_parses(page: Path, seen: list[TrainConfig]) -> None:
         "dcl atribute x.json",
         "dcl attribute x.json --colour",
         "dcl models",
+        "dcl tune --laiers 2",
         "cat x.json | dcl attribute - --top-k none > out.txt",
         "DCL_DATA=x dcl validate",
         "python -m export convert trained",
@@ -218,7 +230,7 @@ def test_every_command_parses(page: Path, seen: list[TrainConfig]) -> None:
 )
 def test_a_wrong_command_is_caught(line: str) -> None:
     (words,) = commands_of(line)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, dcl.DclError)):
         check_command(words)
 
 

@@ -141,7 +141,7 @@ def test_each_encoder_has_its_own_folder(tmp_path: Path, graph: Path) -> None:
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, graph: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="expected a place to cache vectors"):
+    with pytest.raises(ConfigError, match="expected a place to keep vectors"):
         open_cache(tmp_path / "file", graph)
 
 

