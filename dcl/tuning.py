@@ -44,7 +44,7 @@ from dcl.preparation import (
 from dcl.runtime import count_cores, load_bagger
 from dcl.split_encoder import SplitEncoder
 from dcl.splits import Split
-from dcl.tokens import TokenBatch, TokenBatches, put_vectors
+from dcl.token_batches import TokenBatch, TokenBatches, put_vectors
 from dcl.training import (
     AttributionModule,
     claim_workplace,

@@ -28,7 +28,7 @@ from dcl.model import ModelConfig
 from dcl.split_encoder import SplitEncoder
 from dcl.splits import Split
 from dcl.taxonomy import ErrorMode
-from dcl.tokens import TokenBatches, collate_tokens, count_tokens, put_vectors
+from dcl.token_batches import TokenBatches, collate_tokens, count_tokens, put_vectors
 from dcl.training import standardise
 from dcl.trajectory import Example, Fault
 from dcl.tuning import RECORD, TuningModule, load_encoder, main, prepare_tokens, tune
