@@ -32,6 +32,9 @@ from injection.session import Call, Reply, Session, System, run_system
 from injection.systems import find_system
 from injection.systems.requests import read_object
 
+# CrewAI warns of fields of its own whenever it makes an agent.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crewai")
+
 PACKAGES = {
     "autogen_round_robin": "autogen_agentchat",
     "autogen_selector": "autogen_agentchat",
