@@ -15,7 +15,7 @@ from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import parse_mode
 from injection.anatomy import dissect
 from injection.manipulator import STRATEGIES, Injection, Strategy
-from injection.session import Brief, Call, Run
+from injection.session import Brief, Call, Run, others_in
 
 Design = Literal["balanced", "sampled"]
 
@@ -116,7 +116,7 @@ def suitability(mode: ErrorMode, call: Call, reply: str) -> int:
     """
     history = Brief.parse(call.prompt).history
     if mode is ErrorMode.FM_2_5:
-        return int(any(said.agent != call.agent for said in history))
+        return int(bool(others_in(history, call.agent)))
     if mode is ErrorMode.FM_2_1:
         return int(bool(history) or "Step 2" in reply)
     if mode is ErrorMode.FM_3_2:

@@ -53,7 +53,6 @@ def make_record(
     attacks = [_attack(proof, faulty, i) for i in range(len(plan.injections))]
     faults = [_label(attack) for attack in attacks if attack["decisive"]]
     failed = proof.outcome == "proved"
-    group = " ".join(task.question.lower().split())
     return {
         "id": name,
         "metadata": {
@@ -65,7 +64,8 @@ def make_record(
             "task_type": task.domain,
             "source": "injection",
             "outcome": "failure" if failed else "success",
-            "split": split_of(group),
+            "question_hash": task.question_hash,
+            "split": split_of(task.question_hash),
             "verified": True,
         },
         "input": {

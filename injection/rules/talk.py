@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from injection.anatomy import Part, compute, join
 from injection.errors import AttackError
 from injection.rules.scene import Scene, another_value, blur, round_numbers
+from injection.session import others_in
 
 _PLANNED = re.compile(r"^(\s*\d+\.\s*\w+:\s*)(.+?)(\s*)$")
 
@@ -112,7 +113,7 @@ def _needs_others(t: Talk) -> None:
     Raises:
         AttackError: If so.
     """
-    if not any(said.agent != t.scene.agent for said in t.scene.history):
+    if not others_in(t.scene.history, t.scene.agent):
         raise AttackError("FM-2.5: no other agent has said anything")
 
 
