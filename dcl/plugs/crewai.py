@@ -198,14 +198,16 @@ class MonitorListener(BaseEventListener):
         """A thought of an agent, where its model does not tell what it wrote."""
         thought = text_of(getattr(event.formatted_answer, "thought", None))
         if thought and not scope.written:
-            turn = Turn(_role(event.agent_role), thought, "assistant", TurnKind.THOUGHT)
+            kind, source = TurnKind.THOUGHT, event.event_id
+            turn = Turn(_role(event.agent_role), thought, "assistant", kind, source=source)
             self._transcript(scope).add(turn)
 
     def _on_answer(self, event: Any, scope: _Scope) -> None:
         """An agent is done; its last words may have been the answer itself."""
         answer = text_of(event.output)
         if answer.strip() != scope.written.strip():
-            turn = Turn(scope.agent or "agent", answer, "assistant", TurnKind.FINAL)
+            kind, agent = TurnKind.FINAL, scope.agent or "agent"
+            turn = Turn(agent, answer, "assistant", kind, source=event.event_id)
             self._transcript(scope).add(turn)
 
     def _on_error(self, event: Any, scope: _Scope) -> None:

@@ -20,7 +20,7 @@ from dcl.trajectory import Turn, TurnKind
 
 try:
     from langchain_core.callbacks import BaseCallbackHandler
-    from langchain_core.messages import BaseMessage, convert_to_messages
+    from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
     from langchain_core.outputs import ChatGeneration, LLMResult
 except ImportError as error:
     raise lacks(__name__, "langchain", error) from error
@@ -226,7 +226,7 @@ class MonitorCallbackHandler(BaseCallbackHandler):
         """What the outermost call is given: the last words of the person are the request."""
         told = _messages(inputs)
         asked = len(told)
-        while asked and told[asked - 1].type == "human":
+        while asked and isinstance(told[asked - 1], HumanMessage):
             asked -= 1
         transcript = self._transcript(step)
         transcript.pass_over(_unprompted(told[:asked]))
@@ -247,7 +247,8 @@ class MonitorCallbackHandler(BaseCallbackHandler):
         is_silent = not step.said
         for message in _messages(outputs):
             found = _pieces(message)
-            if message.type not in ("ai", "human", "chat") or message.id in step.given:
+            is_prompt = any(p.kind in (TurnKind.SYSTEM, TurnKind.TOOL_RESULT) for p in found)
+            if is_prompt or message.id in step.given:
                 transcript.hear(found, source)
                 continue
             self._say(step, [p for p in found if p.mark not in step.said], source)
@@ -363,7 +364,8 @@ def _plain(value: Any) -> str:
 
 def _pieces(message: BaseMessage) -> list[Piece]:
     """What a message says and does; an empty answer is a symptom and stays."""
-    role = _ROLES.get(message.type) or text_of(getattr(message, "role", "")) or message.type
+    kind = message.type.removesuffix("MessageChunk").lower()  # a stream that was put together
+    role = _ROLES.get(kind) or text_of(getattr(message, "role", "")) or kind
     calls = getattr(message, "tool_calls", None) or []
     content: Any = message.content
     if calls and isinstance(content, list):

@@ -127,10 +127,10 @@ class MonitorTracingProcessor(TracingProcessor):
         """The call and the result of a tool; both are known when it ends."""
         data, source = span.span_data, span.span_id
         call = transcript.call(owner, data.name, data.input, source=source)
-        text = text_of(_plain(data.output))
-        if span.error is not None:
-            message, detail = _error(span)  # the model may be told less
-            text = f"{text}\nerror: {detail or message}".lstrip()
+        if span.error is not None and data.output is None:
+            text = f"error: {' '.join(_error(span))}".strip()
+        else:
+            text = text_of(_plain(data.output))
         transcript.answer(data.name, text, call, source)
 
 

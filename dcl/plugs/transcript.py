@@ -78,8 +78,12 @@ class Transcript:
             mark = hash(piece.mark)
             here[mark] += 1
             is_told = piece.kind is TurnKind.SYSTEM or piece.role in ("user", "human")
-            if is_told and here[mark] > self._known[mark]:
+            if here[mark] <= self._known[mark]:
+                continue
+            if is_told:
                 self._keep(piece, piece.speaker(""), source)
+            else:
+                self._known[mark] = here[mark]
 
     def pass_over(self, pieces: Iterable[Piece]) -> None:
         """What was said before this run, and will be repeated in it.
