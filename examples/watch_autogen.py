@@ -1,7 +1,7 @@
 """Judge an AutoGen team while it works; offline, as its models follow a script.
 
-    pip install 'dcl-attribution[autogen]' autogen-ext
-    python examples/watch_autogen.py
+pip install 'dcl-attribution[autogen]' autogen-ext
+python examples/watch_autogen.py
 """
 
 from __future__ import annotations

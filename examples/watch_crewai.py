@@ -1,7 +1,7 @@
 """Judge a crew while it works; offline, as its models follow a script.
 
-    pip install 'dcl-attribution[crewai]'
-    python examples/watch_crewai.py
+pip install 'dcl-attribution[crewai]'
+python examples/watch_crewai.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge a LangGraph team while it works; offline, as its model follows a script.
 
-    pip install 'dcl-attribution[langchain]' langgraph
-    python examples/watch_langgraph.py
+pip install 'dcl-attribution[langchain]' langgraph
+python examples/watch_langgraph.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge a team of the OpenAI Agents SDK while it works; offline, as its model follows a script.
 
-    pip install 'dcl-attribution[openai-agents]'
-    python examples/watch_openai_agents.py
+pip install 'dcl-attribution[openai-agents]'
+python examples/watch_openai_agents.py
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def _items(message: dict[str, Any]) -> list[Any]:
     )
 
     items: list[Any] = [
-        ResponseFunctionToolCall(
-            type="function_call", call_id=entry["id"], **entry["function"]
-        )
+        ResponseFunctionToolCall(type="function_call", call_id=entry["id"], **entry["function"])
         for entry in message.get("tool_calls", ())
     ]
     if message["content"]:

@@ -1,7 +1,7 @@
 """Judge whatever writes GenAI spans; findings come back as `gen_ai.evaluation.result` events.
 
-    pip install 'dcl-attribution[otel]'
-    python examples/watch_opentelemetry.py
+pip install 'dcl-attribution[otel]'
+python examples/watch_opentelemetry.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge a smolagents team while it works; offline, as its models follow a script.
 
-    pip install 'dcl-attribution[smolagents]'
-    python examples/watch_smolagents.py
+pip install 'dcl-attribution[smolagents]'
+python examples/watch_smolagents.py
 """
 
 from __future__ import annotations

@@ -25,7 +25,13 @@ try:
 except ImportError as error:
     raise lacks(__name__, "langchain", error) from error
 
-_ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+}
 _INNER = ("agent", "model", "tools", "call_model", "generate_structured_response")
 """Nodes that the prebuilt agents are made of: their agent is the graph around them."""
 _UNNAMED = "LangGraph"  # a compiled graph that was given no name
@@ -74,9 +80,7 @@ class MonitorCallbackHandler(BaseCallbackHandler):
         self._steps: OrderedDict[UUID, _Step] = OrderedDict()
         self._paused: OrderedDict[str, str] = OrderedDict()  # thread -> run
 
-    def on_chain_start(
-        self, serialized: Any, inputs: Any, *, run_id: UUID, **about: Any
-    ) -> None:
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **about: Any) -> None:
         """A chain, a graph or a node starts."""
         with self._guard(run_id), self.recorder.lock:
             step = self._open(serialized, run_id, about, is_chain=True)
@@ -110,7 +114,12 @@ class MonitorCallbackHandler(BaseCallbackHandler):
             self._close(step, error)
 
     def on_chat_model_start(
-        self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], *, run_id: UUID, **about: Any
+        self,
+        serialized: Any,
+        messages: Sequence[Sequence[BaseMessage]],
+        *,
+        run_id: UUID,
+        **about: Any,
     ) -> None:
         """A chat model is called."""
         with self._guard(run_id), self.recorder.lock:
@@ -136,8 +145,9 @@ class MonitorCallbackHandler(BaseCallbackHandler):
                 return
             for candidates in response.generations:
                 for first in candidates[:1]:
-                    is_chat = isinstance(first, ChatGeneration)
-                    said = _pieces(first.message) if is_chat else [Piece("assistant", first.text)]
+                    said = [Piece("assistant", first.text)]
+                    if isinstance(first, ChatGeneration):
+                        said = _pieces(first.message)
                     self._say(step, said, str(run_id))
             self._close(step)
 
@@ -145,9 +155,7 @@ class MonitorCallbackHandler(BaseCallbackHandler):
         """A model call fails."""
         self.on_chain_error(error, run_id=run_id)
 
-    def on_tool_start(
-        self, serialized: Any, input_str: str, *, run_id: UUID, **about: Any
-    ) -> None:
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **about: Any) -> None:
         """A tool starts."""
         with self._guard(run_id), self.recorder.lock:
             step = self._open(serialized, run_id, about)

@@ -165,7 +165,10 @@ class Recorder:
         with self.lock:
             if self._reader is None:
                 self._reader = threading.Thread(
-                    target=_hand_on, args=(self.monitor, self._on_event), name="dcl-plug", daemon=True
+                    target=_hand_on,
+                    args=(self.monitor, self._on_event),
+                    name="dcl-plug",
+                    daemon=True,
                 )
                 self._reader.start()
 
@@ -173,10 +176,15 @@ class Recorder:
 def _hand_on(monitor: Monitor, on_event: OnEvent) -> None:
     """Give every event to a function until the monitor is closed."""
     for event in monitor.events():
-        try:
-            on_event(event)
-        except Exception:
-            logger.exception("run %s: on_event failed", event.run_id)
+        _tell(on_event, event)
+
+
+def _tell(on_event: OnEvent, event: Event) -> None:
+    """Give one event to a function; that it fails is logged, and the next one follows."""
+    try:
+        on_event(event)
+    except Exception:
+        logger.exception("run %s: on_event failed", event.run_id)
 
 
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()

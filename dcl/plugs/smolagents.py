@@ -185,7 +185,7 @@ def _ran_out(agent: MultiStepAgent) -> bool:
 
 def _name(agent: MultiStepAgent) -> str:
     """What an agent is called."""
-    return agent.name or agent.agent_name
+    return str(agent.name or agent.agent_name)
 
 
 def _text(value: Any) -> str:

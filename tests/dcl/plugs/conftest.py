@@ -9,6 +9,7 @@ from spy import Spy
 @pytest.fixture
 def spy() -> Iterator[Spy]:
     """A monitor that has lost nothing when the test is over."""
-    with Spy() as monitor:
+    monitor = Spy()
+    with monitor:
         yield monitor
         monitor.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,7 +15,6 @@ from typing import Any
 
 from dcl.alarms import Event
 from dcl.attribution import Attributor, Calibration
-from dcl.errors import DclError
 from dcl.monitor import Judgement, Monitor
 from dcl.openruns import Arrival
 from dcl.runtime import load
@@ -113,4 +114,15 @@ def run_example(name: str) -> str:
     return done.stdout
 
 
-__all__ = ["DclError", "Said", "Spy", "attributor", "run_example", "without"]
+def names_on_the_page(module: str) -> set[str]:
+    """What `docs/plugs.md` imports from a plug; the tests of documentation cannot, for some."""
+    text = (ROOT / "docs" / "plugs.md").read_text()
+    found = {
+        alias.name
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        for alias in node.names
+    }
+    assert found, f"nothing on the page is of {module}"
+    return found

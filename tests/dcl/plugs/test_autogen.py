@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spy import Said, Spy, run_example, without
+from spy import Said, Spy, names_on_the_page, run_example, without
 
 pytest.importorskip("autogen_agentchat", reason="needs AutoGen: make test-autogen")
 
@@ -22,6 +22,7 @@ from autogen_core import EVENT_LOGGER_NAME, FunctionCall, Image
 from autogen_core.models import CreateResult, ModelFamily, ModelInfo, RequestUsage
 from autogen_ext.models.replay import ReplayChatCompletionClient
 
+import dcl.plugs.autogen as plug
 from dcl.formats import read_trajectories
 from dcl.plugs.autogen import MonitorHandler, watch
 from dcl.plugs.recorder import Recorder
@@ -240,6 +241,10 @@ def test_what_is_no_message_is_counted_passed_on_and_not_raised(
     assert final.missing == 1
     assert spy.stats()["refused_malformed"] == 1
     spy._counts.clear()  # as this test expects it
+
+
+def test_the_page_on_plugs_uses_what_is_there() -> None:
+    assert names_on_the_page("dcl.plugs.autogen") <= set(dir(plug))
 
 
 def test_without_the_framework_the_remedy_is_named() -> None:

@@ -71,6 +71,10 @@ def config(spy: Spy, **more: Any) -> Any:
     return {"callbacks": [MonitorCallbackHandler(spy)], **more}
 
 
+def ask(text: str = TASK) -> Any:
+    return {"messages": [("user", text)]}
+
+
 def team(*answers: AIMessage | str) -> Any:
     """A planner that hands over to a solver with a tool; both are prebuilt agents."""
     planner = create_agent(
@@ -99,7 +103,7 @@ TEAM: list[Said] = [
 
 
 def test_two_agents_and_a_tool(spy: Spy) -> None:
-    team().invoke({"messages": [("user", TASK)]}, config(spy))
+    team().invoke(ask(), config(spy))
     assert spy.said() == TEAM
     (final,) = spy.finals().values()
     assert (final.reason, final.outcome, final.missing) == ("ended", None, 0)
@@ -108,14 +112,14 @@ def test_two_agents_and_a_tool(spy: Spy) -> None:
 
 
 def test_asyncio_tells_the_same_in_the_same_order(spy: Spy) -> None:
-    asyncio.run(team().ainvoke({"messages": [("user", TASK)]}, config(spy)))
+    asyncio.run(team().ainvoke(ask(), config(spy)))
     assert spy.said() == TEAM
     assert len(spy.finals()) == 1
 
 
 @pytest.mark.parametrize("mode", ["values", "updates", "tasks"])
 def test_streams_tell_the_same(spy: Spy, mode: Any) -> None:
-    for _ in team().stream({"messages": [("user", TASK)]}, config(spy), stream_mode=mode):
+    for _ in team().stream(ask(), config(spy), stream_mode=mode):
         pass
     assert spy.said() == TEAM
     assert len(spy.finals()) == 1
@@ -133,8 +137,7 @@ def test_words_that_are_streamed_piece_by_piece_are_one_turn(spy: Spy) -> None:
     graph = StateGraph(MessagesState)
     graph.add_sequence([planner, solver])
     graph.add_edge(START, "planner")
-    start: Any = {"messages": [("user", TASK)]}
-    chunks = list(graph.compile().stream(start, config(spy), stream_mode="messages"))
+    chunks = list(graph.compile().stream(ask(), config(spy), stream_mode="messages"))
     assert len(chunks) > 6
     assert spy.said() == [
         ("user", "user", "message", TASK),
@@ -145,7 +148,7 @@ def test_words_that_are_streamed_piece_by_piece_are_one_turn(spy: Spy) -> None:
 
 
 def test_a_stream_that_is_left_ends_its_run(spy: Spy) -> None:
-    for _ in team().stream({"messages": [("user", TASK)]}, config(spy)):
+    for _ in team().stream(ask(), config(spy)):
         break
     (final,) = spy.finals().values()
     assert final.outcome is None
@@ -156,7 +159,7 @@ def test_runs_side_by_side_are_kept_apart(spy: Spy) -> None:
 
     def work(i: int) -> None:
         graph = team(calls("add", "c2", a=i, b=i), f"It is {i}.")
-        graph.invoke({"messages": [("user", f"Add {i}.")]}, {"callbacks": [handler]})
+        graph.invoke(ask(f"Add {i}."), {"callbacks": [handler]})
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -187,7 +190,7 @@ def test_nodes_are_agents_also_without_a_model(spy: Spy) -> None:
     graph = StateGraph(MessagesState)
     graph.add_sequence([planner, solver, reviewer])
     graph.add_edge(START, "planner")
-    graph.compile().invoke({"messages": [("user", TASK)]}, config(spy))
+    graph.compile().invoke(ask(), config(spy))
     assert spy.said() == [
         ("user", "user", "message", TASK),
         ("system", "system", "system", "Plan."),
@@ -238,7 +241,7 @@ def test_an_error_reaches_the_host_and_the_run_has_failed(spy: Spy) -> None:
     graph.add_node(solver)
     graph.add_edge(START, "solver")
     with pytest.raises(ValueError, match="out of numbers"):
-        graph.compile().invoke({"messages": [("user", TASK)]}, config(spy))
+        graph.compile().invoke(ask(), config(spy))
     assert spy.said()[1:] == [("solver", "assistant", "message", "error: out of numbers")]
     (final,) = spy.finals().values()
     assert final.outcome == "failure"
@@ -247,7 +250,7 @@ def test_an_error_reaches_the_host_and_the_run_has_failed(spy: Spy) -> None:
 def test_a_tool_that_fails_is_told_once(spy: Spy) -> None:
     graph = team(calls("broken", "c2", a=1), "I could not.")
     with pytest.raises(ValueError, match="no such number"):
-        graph.invoke({"messages": [("user", TASK)]}, config(spy))
+        graph.invoke(ask(), config(spy))
     assert spy.said()[5:] == [
         ("solver", "assistant", "tool_call", 'broken({"a": 1})'),
         ("broken", "tool", "tool_result", "error: no such number"),
@@ -257,23 +260,23 @@ def test_a_tool_that_fails_is_told_once(spy: Spy) -> None:
 
 
 def test_a_graph_that_asks_a_person_goes_on_in_the_same_run(spy: Spy) -> None:
-    def ask(state: MessagesState) -> Any:
+    def check(state: MessagesState) -> Any:
         return {"messages": [AIMessage("You said " + interrupt("Sure?"))]}
 
     graph = StateGraph(MessagesState)
-    graph.add_node(ask)
-    graph.add_edge(START, "ask")
+    graph.add_node(check)
+    graph.add_edge(START, "check")
     handler = MonitorCallbackHandler(spy)
     app = graph.compile(checkpointer=InMemorySaver())
     thread: Any = {"callbacks": [handler], "configurable": {"thread_id": "t"}}
-    app.invoke({"messages": [("user", TASK)]}, thread)
+    app.invoke(ask(), thread)
     assert not spy.finals()
     app.invoke(Command(resume="yes"), thread)
     assert spy.said() == [
         ("user", "user", "message", TASK),
-        ("ask", "assistant", "message", "Sure?"),
+        ("check", "assistant", "message", "Sure?"),
         ("user", "user", "message", "yes"),
-        ("ask", "assistant", "message", "You said yes"),
+        ("check", "assistant", "message", "You said yes"),
     ]
     assert len(spy.finals()) == 1
 
@@ -289,8 +292,8 @@ def test_what_a_thread_said_before_is_no_part_of_the_next_run(spy: Spy) -> None:
     graph.add_edge(START, "greeter")
     app = graph.compile(checkpointer=InMemorySaver())
     thread = config(spy, configurable={"thread_id": "t"})
-    app.invoke({"messages": [("user", "Hi.")]}, thread)
-    app.invoke({"messages": [("user", "I go.")]}, thread)
+    app.invoke(ask("Hi."), thread)
+    app.invoke(ask("I go."), thread)
     assert [[text for *_, text in spy.said(run)] for run in spy.taken] == [
         ["Hi.", "Hello."],
         ["I go.", "Bye."],

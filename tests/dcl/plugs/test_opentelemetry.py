@@ -37,7 +37,8 @@ class Program:
 
     def __init__(self, monitor: Monitor | None) -> None:
         self.tracers, self.loggers = TracerProvider(), LoggerProvider()
-        self.spans, self.logs = InMemorySpanExporter(), InMemoryLogRecordExporter()
+        self.spans = InMemorySpanExporter()
+        self.logs = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
         self.tracers.add_span_processor(SimpleSpanProcessor(self.spans))
         self.loggers.add_log_record_processor(SimpleLogRecordProcessor(self.logs))
         self.tracer = self.tracers.get_tracer("program")
@@ -138,9 +139,13 @@ def test_traces_side_by_side_are_kept_apart(spy: Spy, program: Program, tmp_path
 
 
 def test_an_error_at_the_root_is_a_failure(spy: Spy, program: Program, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no"), program.agent("solver"):
-        program.chat([("user", TASK)], "5")
-        raise ValueError("no")
+    def work() -> None:
+        with program.agent("solver"):
+            program.chat([("user", TASK)], "5")
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        work()
     (final,) = spy.finals().values()
     assert final.outcome == "failure"
     (run,) = program.offline(tmp_path)
@@ -174,7 +179,7 @@ def test_content_that_is_logged_beside_the_span_is_read(spy: Spy, program: Progr
     logger = program.loggers.get_logger("instrumentation")
     with program.agent("planner"), program.span("chat m", gen_ai__operation__name="chat"):
         logger.emit(LogRecord(event_name="gen_ai.user.message", body={"content": TASK}))
-        choice = {"index": 0, "message": {"role": "assistant", "content": "It is 5."}}
+        choice: Any = {"index": 0, "message": {"role": "assistant", "content": "It is 5."}}
         logger.emit(LogRecord(event_name="gen_ai.choice", body=choice))
         logger.emit(LogRecord(body="something else"))
     logger.emit(LogRecord(event_name="gen_ai.user.message", body={"content": "no span"}))
@@ -235,13 +240,12 @@ FINDINGS = (Finding(Fault("coder", ErrorMode.FM_2_5, 1), 1, 0.75), Finding(Fault
 
 
 def final(run_id: str, source: str) -> Event:
-    return Event(
-        run_id, 0, "final", 3, FINDINGS, None, 1, "ended", (source, ""), "failure"
-    )
+    return Event(run_id, 0, "final", 3, FINDINGS, None, 1, "ended", (source, ""), "failure")
 
 
 def test_findings_become_events_in_the_context_of_the_span() -> None:
-    program, then = Program(None), []
+    program = Program(None)
+    then: list[Event] = []
     write = Evaluations(program.loggers, tracer_provider=program.tracers, then=then.append)
     said = final("ab" * 16, "cd" * 8)
     write(Event("ab" * 16, 0, "raised", 3, FINDINGS, None, 0))

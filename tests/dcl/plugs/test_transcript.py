@@ -72,9 +72,7 @@ def test_what_a_person_says_twice_is_said_twice(transcript: Transcript, notes: N
     assert notes.said() == [("user", "yes")] * 2
 
 
-def test_words_of_agents_that_nobody_said_are_history(
-    transcript: Transcript, notes: Notes
-) -> None:
+def test_words_of_agents_that_nobody_said_are_history(transcript: Transcript, notes: Notes) -> None:
     transcript.pass_over(chat(("user", "Hi."), ("assistant", "Hello.")))
     transcript.hear(chat(("user", "Hi."), ("assistant", "Hello."), ("user", "Add.")))
     assert notes.said() == [("user", "Add.")]
