@@ -64,7 +64,7 @@ class RunConfig:
     seed: int = 1
     """Of agents, plans and wording."""
     workers: int = 2
-    """Processes for scripted agents, threads for an endpoint; > 0."""
+    """Processes for scripted agents, threads for an endpoint, or workers of a cluster; > 0."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -108,11 +108,12 @@ def list_groups(config: RunConfig) -> list[Group]:
     return [Group(i, system, task) for i, (system, task) in enumerate(pairs)]
 
 
-def collect(config: RunConfig) -> dict[str, int]:
+def collect(config: RunConfig, spread: Spread | None = None) -> dict[str, int]:
     """Run everything that is not done yet.
 
     Args:
         config: What to run.
+        spread: Where to; None is this machine, `injection.spread.spread_ray` a cluster.
 
     Returns:
         How many plans of the folder ended how.
@@ -125,7 +126,7 @@ def collect(config: RunConfig) -> dict[str, int]:
     (Path(config.out) / "leases").mkdir(exist_ok=True)
     done = store.outcomes()
     groups = [group for group in list_groups(config) if group.key not in done]
-    spread_local(config)(_work, config, groups)
+    (spread or spread_local(config))(_work, config, groups)
     counts: dict[str, int] = {}
     for id, outcome in store.outcomes().items():
         if not id.startswith("group-"):
