@@ -297,7 +297,7 @@ def tool_call(tool: str, argument: str, thought: str) -> str:
 
 def _sound(model: Scripted, agent: str, brief: Brief) -> list[Said]:
     """The latest work of each other agent that is sure of itself and seems to hold."""
-    others = [s for s in brief.history if s.agent != agent and not s.text.startswith("[")]
+    others = [s for s in brief.history if s.agent != agent and "gree]" not in s.text]
     latest = {s.agent: s for s in others if stated_answer(s.text) and _UNSURE not in s.text}
     return [s for s in latest.values() if not model.find_flaw(agent, brief.task, s.text)]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from dcl.errors import ConfigError
 from injection.anatomy import compute, find_flaw
+from injection.asides import pick_aside
 from injection.english import solve
 from injection.errands import ERRANDS
 from injection.errors import AttackError
@@ -27,6 +28,7 @@ from injection.phases import PHASES, present_code
 from injection.rules import Scene, corrupt
 from injection.session import Brief, Call, Reply, others_in
 
+_SILENCE = 0.4
 _HINT = "An earlier attempt failed."
 _PHASES = {**PHASES, **ERRANDS}
 
@@ -74,6 +76,7 @@ class Scripted:
             scene = Scene(brief.task, brief.history, others, random.Random(call.digest), call.agent)
             with suppress(AttackError):  # an order that makes no sense here is not followed
                 text = corrupt(text, mode, scene)
+        text = _chat(text, random.Random(f"{self.seed}:{call.digest}"))
         return Reply(text, len(call.prompt) // 4, len(text) // 4)
 
     def draw(self, *key: object) -> float:
@@ -115,3 +118,12 @@ class Scripted:
         if slip < 0 and steps:
             lines.append(f"Check: {steps[-1][0]} = {steps[-1][1]}, the last step holds.")
         return "\n".join(lines) + "\n"
+
+
+def _chat(text: str, rng: random.Random) -> str:
+    """A reply with a sentence that says nothing above or below it, as often as not."""
+    if text.startswith("{") or rng.random() < _SILENCE:
+        return text
+    if text.endswith("}") or rng.random() < 0.5:
+        return f"{pick_aside(rng)}\n{text}"
+    return f"{text}\n{pick_aside(rng)}"

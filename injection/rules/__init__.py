@@ -7,8 +7,6 @@ check. What it cannot do in a turn, it refuses with an `AttackError`.
 
 from __future__ import annotations
 
-import re
-
 from dcl.taxonomy import ErrorMode
 from injection.anatomy import dissect, stated_answer
 from injection.errors import AttackError
@@ -62,12 +60,7 @@ def rephrase(text: str, scene: Scene) -> str:
 
     Steps, values, verdicts, code and JSON stay; what stands around them changes.
     """
-    opening = scene.pick(
-        "Let me set this out.", "This is how I see it.", "Here is my part.", "I go by the task."
-    )
-    closing = scene.pick(
-        "", "That is all from me.", "Nothing else comes to mind.", "So much for now."
-    )
-    text = re.sub(r"^Check: ", scene.pick("To check: ", "Checked: ", "Check: "), text, flags=re.M)
-    text = re.sub(r"^(Step \d+): ", scene.pick(r"\1: ", r"\1:  "), text, flags=re.M)
-    return f"{opening}\n{text}" + (f"\n{closing}" if closing else "")
+    above, below = scene.aside(), scene.aside()
+    if scene.rng.random() < 0.5 or text.rstrip().endswith("}"):
+        return f"{above}\n{text}"
+    return f"{above}\n{text}\n{below}" if above != below else f"{text}\n{below}"
