@@ -33,17 +33,20 @@ from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.formats import FORMATS, scan
 from dcl.formats.jsontext import too_deep
 from dcl.formats.source import STDIN, files
+from dcl.live_cli import Model
 from dcl.process import Commands, complain, run, say
 from dcl.report import Report
 from dcl.report.gate import Gate
 from dcl.report.output import WRITERS, open_out
 from dcl.report.record import dump
+from dcl.shipped import SHIPPED, find_model
 from dcl.trajectory import Example, Trajectory
 
 if TYPE_CHECKING:
     from dcl.adapting import FitReport
     from dcl.attribution import Attributor
 
+BASE = find_model("base")
 _BATCH = 16  # traces that are scored together; as many more are being read
 
 
@@ -100,8 +103,10 @@ Format = Annotated[
     ),
 ]
 ModelFolder = Annotated[
-    Path | None,
-    typer.Argument(metavar="[DIR]", help="Model folder; without it, the one that ships."),
+    Path,
+    typer.Argument(
+        metavar="[NAME|DIR]", parser=find_model, help=f"{', '.join(SHIPPED)}, or a model folder."
+    ),
 ]
 
 
@@ -120,10 +125,7 @@ def root(
 @app.command()
 def attribute(
     paths: Paths,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Model folder; without it, the one that ships."),
-    ] = None,
+    model: Model = None,
     format: Format = "auto",
     output: Annotated[Output, typer.Option(help="How to write the result.")] = Output.TABLE,
     out: Annotated[
@@ -244,10 +246,7 @@ def train(context: typer.Context) -> None:
 @app.command()
 def explain(
     paths: Paths,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Model folder; without it, the one that ships."),
-    ] = None,
+    model: Model = None,
     format: Format = "auto",
     output: Annotated[Output, typer.Option(help="Lines for people, or JSON lines.")] = Output.TABLE,
     out: Annotated[
@@ -261,13 +260,13 @@ def explain(
     sentences: Annotated[int, typer.Option(min=0, metavar="N", help="Sentences to show.")] = 3,
 ) -> None:
     """Show what speaks for each finding: words, sentences, the way of the fault, like ones."""
-    from dcl.artifact import INDEX, pretrained
+    from dcl.artifact import INDEX
     from dcl.explanation import explain as explain_run
     from dcl.nearest import load_index
     from dcl.report.explained import explain_lines, explain_record
 
     attributor = load_model(model, threads=None)
-    file = (model or pretrained()) / INDEX
+    file = (model or BASE) / INDEX
     index = load_index(file) if file.is_file() else None
     tally = Tally()
     with open_out(out) as stream:
@@ -292,10 +291,7 @@ def fit(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the adapted model.")] = Path(
         "adapted"
     ),
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Model to start from; without it, the one that ships."),
-    ] = None,
+    model: Model = None,
     clean: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE|FOLDER", help="Logs of runs that succeeded; repeatable."),
@@ -373,31 +369,29 @@ def sweep(context: typer.Context) -> None:
 
 
 @models_app.command("verify")
-def verify_model(folder: ModelFolder = None) -> None:
+def verify_model(folder: ModelFolder = BASE) -> None:
     """Check every file of a model against its manifest."""
-    from dcl.artifact import check_listed, pretrained, read_manifest, verify
+    from dcl.artifact import check_listed, read_manifest, verify
 
-    place = folder or pretrained()
-    manifest = read_manifest(place)
-    check_listed(place, manifest)
-    problems = verify(place, manifest)
+    manifest = read_manifest(folder)
+    check_listed(folder, manifest)
+    problems = verify(folder, manifest)
     for name, problem in problems.items():
         say(f"damaged: {problem}" if problem else f"ok: {name}")
     if any(problems.values()):
-        raise ArtifactError(f"{place}: fetch or export the model again")
+        raise ArtifactError(f"{folder}: fetch or export the model again")
 
 
 @models_app.command("show")
-def show_model(folder: ModelFolder = None) -> None:
+def show_model(folder: ModelFolder = BASE) -> None:
     """Print what the manifest says of a model: versions, scores, files."""
-    from dcl.artifact import pretrained, read_manifest, verify
+    from dcl.artifact import read_manifest, verify
 
-    place = folder or pretrained()
-    manifest = read_manifest(place)
-    say(f"folder: {place}")
+    manifest = read_manifest(folder)
+    say(f"folder: {folder}")
     for key, value in _flatten(manifest):
         say(f"{key}: {value}")
-    for name, problem in verify(place, manifest).items():
+    for name, problem in verify(folder, manifest).items():
         size, digest = manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
         say(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}")
 

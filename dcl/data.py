@@ -176,11 +176,6 @@ class Item:
     names: NDArray[np.int64] | None = None
     twin: Item | None = None
 
-    @property
-    def bag(self) -> tuple[Words, NDArray[np.int64]]:
-        """What the wide half is fitted on."""
-        return self.words, self.agent_index
-
 
 def make_item(
     example: Example,

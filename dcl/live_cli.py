@@ -12,13 +12,19 @@ from dcl.errors import ConfigError, TraceError
 from dcl.formats import scan
 from dcl.formats.source import STDIN, files
 from dcl.process import complain
+from dcl.shipped import SHIPPED, find_model
 
 if TYPE_CHECKING:
     from dcl.durable import DurableRuns
     from dcl.tail import StreamTail, Tail
 
 Model = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Model folder; without it, the one that ships.")
+    Path | None,
+    typer.Option(
+        metavar="NAME|DIR",
+        parser=find_model,
+        help=f"{', '.join(SHIPPED)}, or a model folder; without it, base.",
+    ),
 ]
 State = Annotated[
     Path | None,
