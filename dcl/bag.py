@@ -17,6 +17,7 @@ from dcl.errors import TraceError
 from dcl.growing import Growing
 from dcl.lexical import RunWords, Words, count_turn
 from dcl.runtext import RunText
+from dcl.tokens import Tokens
 from dcl.trajectory import Trajectory, Turn
 
 MOST_TURNS = 4000
@@ -56,11 +57,10 @@ class BagMaker:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, head: int, tail: int) -> None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         self.head = head
         self.tail = tail
         self._tokenizer = tokenizer
+        self._tokens = Tokens(tokenizer)
         self.vocabulary: int = tokenizer.get_vocab_size()
         self._start, self._end = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
 
@@ -87,9 +87,7 @@ class BagMaker:
         return Draft(self, task)
 
     def tokenize(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Token ids of whole texts without special tokens.
-
-        Lone surrogates, which logs cut inside an emoji hold, become question marks.
+        """Token ids of whole texts without special tokens, as `dcl.tokens.Tokens` gives them.
 
         Args:
             texts: Any texts, also empty ones.
@@ -97,9 +95,7 @@ class BagMaker:
         Returns:
             One `(n,)` int32 a text, n >= 0.
         """
-        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return self._tokens(texts)
 
     def locate(self, text: str) -> tuple[NDArray[np.int32], list[tuple[int, int]]]:
         """Token ids of a text, as `tokenize` gives them, and the characters of each.
