@@ -18,7 +18,7 @@ from dcl import __version__, bulk
 from dcl.bulk import Logs, Mark
 from dcl.errors import TraceError
 from dcl.intake import Tally, list_files
-from dcl.options import Engine, Format, Model, Out, Output, Paths, Threads, TopK, check_prob
+from dcl.options import BASE, Engine, Format, Model, Out, Output, Paths, Threads, TopK, check_prob
 from dcl.process import complain
 from dcl.report import Report
 from dcl.report.gate import Gate
@@ -125,10 +125,10 @@ def _resumable(out: Path | None, output: Output | None) -> Path:
 
 def _identify(files: Sequence[str | TraceError], format: str, model: Path | None) -> dict[str, str]:
     """What results depend on besides the options that shape them."""
-    from dcl.artifact import pretrained, read_manifest
+    from dcl.artifact import read_manifest
 
     names = [str(file) for file in files]
-    manifest = read_manifest(model or pretrained())
+    manifest = read_manifest(model or BASE)
     return {
         "dcl": __version__,
         "model": f"sha256 {_digest(manifest)}",

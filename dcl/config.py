@@ -104,6 +104,8 @@ class TrainConfig:
     """Losses."""
     wide_strength: float = 4.0
     """Inverse regularisation of the wide half; > 0."""
+    wide_rows: int = 0
+    """n-grams that the wide half knows, those of most agents; 0 for all that are not rare."""
     folds: int = 4
     """Folds in which the wide half is cross-fitted; at least 2."""
     epochs: int = 12
@@ -133,7 +135,7 @@ class TrainConfig:
         for name in ("channel_dropout", "turn_dropout", "average"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
-        for name in ("threads", "weight_decay"):
+        for name in ("threads", "weight_decay", "wide_rows"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: expected at least 0, got {getattr(self, name)}")
         for name in ("epochs", "batch_size", "learning_rate", "wide_strength"):

@@ -151,11 +151,6 @@ class Item:
     twin: Item | None = None
     windows: tuple[NDArray[np.int32], ...] = ()
 
-    @property
-    def bag(self) -> tuple[Words, NDArray[np.int64]]:
-        """What the wide half is fitted on."""
-        return self.words, self.agent_index
-
 
 def make_item(
     example: Example,

@@ -14,7 +14,7 @@ from dcl.bulk import Logs
 from dcl.errors import TraceError
 from dcl.formats.jsontext import too_deep
 from dcl.intake import Tally, list_files, read
-from dcl.options import Format, Model, Out, Output, Paths, TopK
+from dcl.options import BASE, Format, Model, Out, Output, Paths, TopK
 from dcl.process import say
 from dcl.report.output import open_out
 from dcl.report.record import dump
@@ -32,14 +32,14 @@ def explain(
     sentences: Annotated[int, typer.Option(min=0, metavar="N", help="Sentences to show.")] = 3,
 ) -> None:
     """Show what speaks for each finding: words, sentences, the way of the fault, like ones."""
-    from dcl.artifact import INDEX, pretrained
+    from dcl.artifact import INDEX
     from dcl.cli import load_model
     from dcl.explanation import explain as explain_run
     from dcl.nearest import load_index
     from dcl.report.explained import explain_lines, explain_record
 
     attributor = load_model(model, threads=None)
-    file = (model or pretrained()) / INDEX
+    file = (model or BASE) / INDEX
     index = load_index(file) if file.is_file() else None
     logs, tally = Logs(list_files(paths), format), Tally()
     with open_out(out) as stream:

@@ -10,7 +10,7 @@ import typer
 
 from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.intake import Tally, read
-from dcl.options import Format, Model, ModelFolder, check_prob
+from dcl.options import BASE, Format, Model, ModelFolder, check_prob
 from dcl.process import say
 
 if TYPE_CHECKING:
@@ -131,31 +131,29 @@ def sweep(context: typer.Context) -> None:
 
 
 @models_app.command("verify")
-def verify_model(folder: ModelFolder = None) -> None:
+def verify_model(folder: ModelFolder = BASE) -> None:
     """Check every file of a model against its manifest."""
-    from dcl.artifact import check_listed, pretrained, read_manifest, verify
+    from dcl.artifact import check_listed, read_manifest, verify
 
-    place = folder or pretrained()
-    manifest = read_manifest(place)
-    check_listed(place, manifest)
-    problems = verify(place, manifest)
+    manifest = read_manifest(folder)
+    check_listed(folder, manifest)
+    problems = verify(folder, manifest)
     for name, problem in problems.items():
         say(f"damaged: {problem}" if problem else f"ok: {name}")
     if any(problems.values()):
-        raise ArtifactError(f"{place}: fetch or export the model again")
+        raise ArtifactError(f"{folder}: fetch or export the model again")
 
 
 @models_app.command("show")
-def show_model(folder: ModelFolder = None) -> None:
+def show_model(folder: ModelFolder = BASE) -> None:
     """Print what the manifest says of a model: versions, scores, files."""
-    from dcl.artifact import pretrained, read_manifest, verify
+    from dcl.artifact import read_manifest, verify
 
-    place = folder or pretrained()
-    manifest = read_manifest(place)
-    say(f"folder: {place}")
+    manifest = read_manifest(folder)
+    say(f"folder: {folder}")
     for key, value in _flatten(manifest):
         say(f"{key}: {value}")
-    for name, problem in verify(place, manifest).items():
+    for name, problem in verify(folder, manifest).items():
         size, digest = manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]
         say(f"{name}: {size} bytes, sha256 {digest}, {problem or 'ok'}")
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dcl.formats import FORMATS
+from dcl.shipped import SHIPPED, find_model
 
 
 class Output(str, Enum):
@@ -59,12 +60,20 @@ Format = Annotated[
         callback=check_format,
     ),
 ]
+BASE = find_model("base")
 Model = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Model folder; without it, the one that ships.")
+    Path | None,
+    typer.Option(
+        metavar="NAME|DIR",
+        parser=find_model,
+        help=f"{', '.join(SHIPPED)}, or a model folder; without it, base.",
+    ),
 ]
 ModelFolder = Annotated[
-    Path | None,
-    typer.Argument(metavar="[DIR]", help="Model folder; without it, the one that ships."),
+    Path,
+    typer.Argument(
+        metavar="[NAME|DIR]", parser=find_model, help=f"{', '.join(SHIPPED)}, or a model folder."
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write there; the file appears when whole.")

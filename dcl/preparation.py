@@ -23,7 +23,7 @@ from dcl.runtime import Encoder, count_cores, load_bagger
 from dcl.splits import Split, fold_of, group_of, split_of
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example
-from dcl.wide import document_rows, fit_idf, fit_table, stack_documents
+from dcl.wide import fit_idf, fit_table, stack_documents
 
 
 def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item]]:
@@ -244,7 +244,7 @@ def fit_wide(
             lexicon = lexicons[fold] if split == "train" else whole
             for one in (item, item.twin):
                 if one is not None:
-                    one.wide = lexicon(*one.bag)
+                    one.wide = lexicon(one.words, len(one.agent_index))
     return whole
 
 
@@ -260,12 +260,13 @@ def fit_folds(
         files: Where each fit goes; those that are there stay.
     """
     usable = [item for item in train if item.targets.known and not item.extra]
-    bags = [item.bag for item in usable]
+    documents = [document for item in usable for document in item.words]
+    folds = [fold_of(item.group, config.folds) for item in usable for _ in item.words]
     labels = np.concatenate([item.targets.pair for item in usable])
-    idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
-    documents = stack_documents(bags, idf)
+    idf = fit_idf(documents, vocabulary + BIGRAM_ROWS, most=config.wide_rows)
+    stacked = stack_documents(documents, idf)
     for fold, file in enumerate(track(files, "fitting the wide half")):
         if not file.exists():
-            rows = document_rows(bags, [fold_of(i.group, config.folds) != fold for i in usable])
-            table = fit_table(documents[rows], labels[rows], strength=config.wide_strength)
+            rows = np.array(folds) != fold
+            table = fit_table(stacked[rows], labels[rows], strength=config.wide_strength)
             save_lexicon(Lexicon(idf=idf, table=table), file)

@@ -41,6 +41,7 @@ from dcl.bag import Bag, BagMaker
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES, describe_vectors
 from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.shipped import find_model
 from dcl.taxonomy import MODES
 
 OUTPUTS = ("agent", "mode", "pair", "step", "attention")
@@ -207,12 +208,12 @@ def head_inputs(
         Pairs of name and array in the order of `dcl.model.BagTensors`.
     """
     deviation = describe_vectors(vectors, task, bag.agent_index)
-    member = bag.agent_index[None, :] == np.arange(len(bag.agents))[:, None]  # (A, T)
+    member = np.arange(len(bag.agents))[:, None] == bag.agent_index  # (A, T)
     return [
         ("vectors", vectors),
         ("task", task),
         ("features", np.concatenate([bag.features, deviation], axis=1)),
-        ("wide", lexicon(bag.words, bag.agent_index)),
+        ("wide", lexicon(bag.words, len(vectors))),
         ("reply_to", bag.reply_to),
         ("member", member.astype(np.float32)),
     ]
@@ -222,7 +223,7 @@ def load(path: str | Path | None = None, *, threads: int | None = None) -> Attri
     """Load a model and everything it needs; torch is not among it.
 
     Args:
-        path: An exported model folder; None means the one that ships.
+        path: A name of `dcl.shipped.SHIPPED` or the folder of an exported model; None means `base`.
         threads: Turns encoded side by side; None means every core this process may use.
 
     Returns:
@@ -235,7 +236,7 @@ def load(path: str | Path | None = None, *, threads: int | None = None) -> Attri
     """
     if threads is not None and threads < 1:
         raise ConfigError(f"threads: expected at least 1, got {threads}")
-    artifact = open_artifact(None if path is None else Path(path))
+    artifact = open_artifact(find_model(path) if isinstance(path, str) else path)
     encoder = Encoder(artifact.path / ENCODER, threads=threads or count_cores())
     head = open_session(artifact.path / HEAD)
     _check_head(artifact.path / HEAD, head, encoder.width)

@@ -1,4 +1,4 @@
-"""The command line: `python -m export encoder | convert`.
+"""The command line: `python -m export encoder | static | convert`.
 
 Exit codes are those of `dcl`: 2 for wrong usage, 3 for a run that cannot be read, 4 for a model
 that is missing, damaged, or did not pass a gate.
@@ -45,6 +45,28 @@ def encoder(
         from export.encoder import export_encoder
 
         export_encoder(source, out, head=head, tail=tail, int8=int8, keep_fp32=keep_fp32)
+        _report(out, ENCODER)
+
+
+@app.command()
+def static(
+    config: Annotated[
+        Path, typer.Option(help="Training configuration whose logs teach; no label is looked at.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    teacher: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the encoder to learn from; that of base if not given."),
+    ] = None,
+    width: Annotated[int, typer.Option(help="Width of the vectors.")] = 64,
+) -> None:
+    """Make an encoder that is a table lookup, taught by another one."""
+    with complain():
+        from dcl.config import read_config
+        from export.static import export_static
+
+        read = read_config(["--config", str(config)])
+        export_static(read, out, teacher=teacher, width=width)
         _report(out, ENCODER)
 
 
