@@ -166,6 +166,7 @@ class Cluster:
         items.context.execution_options.preserve_order = True
         items.context.enable_progress_bars = False
         items.context.target_max_block_size = _BLOCK
+        slots = self.slots(cores)
         results = items.flat_map(
             partial(_read, site, read),
             num_cpus=0,  # so that it never waits for a worker that waits for it
@@ -175,7 +176,8 @@ class Cluster:
             fn_constructor_args=(site, start),
             batch_size=batch_size,
             num_cpus=cores,
-            compute=data.ActorPoolStrategy(size=self.slots(cores)),
+            # All at once, but none is demanded: Ray warns where one source has work for one alone.
+            compute=data.ActorPoolStrategy(min_size=1, max_size=slots, initial_size=slots),
         )
         for row in results.iter_rows():
             result = pickle.loads(row["result"])
