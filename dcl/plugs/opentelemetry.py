@@ -249,7 +249,8 @@ class Evaluations:
             event: Of a monitor; only a final one is written, as nothing can be taken back.
         """
         if event.kind == "final":
-            for finding, source in zip(event.findings, event.sources, strict=True):
+            sources = event.sources or ("",) * len(event.findings)
+            for finding, source in zip(event.findings, sources, strict=True):
                 self._write(event, finding, _context(event.run_id, source))
         if self._then is not None:
             self._then(event)

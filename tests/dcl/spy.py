@@ -20,7 +20,7 @@ from dcl.openruns import Arrival
 from dcl.runtime import load
 from dcl.trajectory import Trajectory, Turn
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 Said = tuple[str, str, str, str]
 """Agent, role, kind and text of a turn."""
