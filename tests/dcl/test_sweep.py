@@ -213,6 +213,7 @@ def test_workers_share_a_sweep(ground: Path, done: Path, tmp_path: Path) -> None
         assert one["scores"] == two["scores"]
 
 
+@pytest.mark.slow
 def test_a_cluster_runs_a_sweep_and_one_that_was_killed(
     ground: Path, done: Path, tmp_path: Path, ray_cluster: str
 ) -> None:
