@@ -13,7 +13,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.evaluate import MODEL, EvaluateConfig, evaluate
+from benchmarks.evaluate import MODEL, EvaluateConfig, Part, evaluate
 from benchmarks.metrics import Interval
 from benchmarks.tables import markdown_lines, show_share
 from benchmarks.turncost import measure
@@ -84,7 +84,11 @@ def climb(config: LadderConfig) -> Iterator[Rung]:
     for number, (name, folder) in enumerate(config.models.items()):
         scores: dict[str, Interval] = {}
         wanted = (MODEL, *FLOORS) if number == 0 else (MODEL,)  # floors are the same every time
-        for data, split, kept in ((config.faults, "test", FAULTS), (config.steps, "all", STEPS)):
+        parts: tuple[tuple[tuple[Path, ...], Part, Mapping[str, str]], ...] = (
+            (config.faults, "test", FAULTS),
+            (config.steps, "all", STEPS),
+        )
+        for data, split, kept in parts:
             report = evaluate(
                 EvaluateConfig(
                     data=data,
@@ -168,4 +172,5 @@ def _draw_score(axes: Axes, rungs: Sequence[Rung], score: str, floor: str) -> No
 
 def _size(folder: Path) -> float:
     """Megabytes of the files of a model."""
-    return sum(entry["bytes"] for entry in read_manifest(folder)["files"].values()) / 1e6
+    sizes: list[int] = [entry["bytes"] for entry in read_manifest(folder)["files"].values()]
+    return sum(sizes) / 1e6

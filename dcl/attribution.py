@@ -496,8 +496,8 @@ def _softmax_by_agent(x: Floats, agent_index: NDArray[np.int64]) -> Floats:
     order = np.argsort(agent_index, kind="stable")
     starts = np.searchsorted(agent_index[order], np.arange(agent_index.max() + 1))
     e = np.exp(x - np.maximum.reduceat(x[order], starts)[agent_index])
-    weights: Floats = e / np.add.reduceat(e[order], starts)[agent_index]
-    return weights
+    weights = e / np.add.reduceat(e[order], starts)[agent_index]
+    return weights.astype(np.float32, copy=False)
 
 
 def _under_one(probs: Floats) -> Floats:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dcl.errors import ArtifactError, ConfigError, TraceError
 from dcl.intake import Item, Tally, read_items, sift
@@ -228,6 +228,6 @@ def _short_enough(item: Item[Example]) -> Item[Example]:
     return item
 
 
-def _mark(item: Item[object], run: Trajectory, tally: Tally) -> Mark:
+def _mark(item: Item[Any], run: Trajectory, tally: Tally) -> Mark:
     """The place behind an item, right after it was counted."""
     return Mark(item.entry, item.number, run.id, tally.traces, tally.unreadable)

@@ -38,7 +38,8 @@ def fit_idf(documents: Sequence[Document], rows: int, *, least: int = 3, most: i
     idf[frequency < least] = 0.0
     if most:
         idf[np.argsort(-frequency, kind="stable")[most:]] = 0.0
-    return idf.astype(np.float32)
+    rounded: Floats = idf.astype(np.float32)
+    return rounded
 
 
 def stack_documents(documents: Sequence[Document], idf: Floats) -> sparse.csr_matrix:

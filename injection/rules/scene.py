@@ -45,7 +45,7 @@ class Scene:
 
     def noun(self) -> str:
         """A word of the task."""
-        words = re.findall(r"(?<=[a-z] )[a-z]{4,}", self.task) or ["value"]
+        words: list[str] = re.findall(r"(?<=[a-z] )[a-z]{4,}", self.task) or ["value"]
         return self.rng.choice(words)
 
     def earlier_steps(self) -> list[Part]:

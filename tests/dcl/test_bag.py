@@ -17,7 +17,7 @@ START, END = (make_tokenizer().token_to_id(token) for token in ("[CLS]", "[SEP]"
 
 def replies(*said: tuple[str, str]) -> list[int]:
     run = make_run(*said)
-    return Replies(run.agents)(run.turns).tolist()
+    return [int(turn) for turn in Replies(run.agents)(run.turns)]
 
 
 @light

@@ -150,7 +150,7 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
         Store(file)
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "systems": ("llm_debate", "macnet_chain", "orchestrator", "manager"),
     "tasks_per_file": 2,
     "plans": PlanConfig(per_task=3),
@@ -158,7 +158,7 @@ SMALL = {
 
 
 def small(out: Path, workers: int = 1) -> RunConfig:
-    return RunConfig(out=str(out), workers=workers, **SMALL)  # type: ignore[arg-type]
+    return RunConfig(out=str(out), workers=workers, **SMALL)
 
 
 @pytest.fixture(scope="module")
