@@ -13,8 +13,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.evaluate import MODEL, EvaluateConfig, Part, evaluate
+from benchmarks.evaluate import MODEL, EvaluateConfig, evaluate
 from benchmarks.metrics import Interval
+from benchmarks.runs import Part
 from benchmarks.tables import markdown_lines, show_share
 from benchmarks.turncost import measure
 from dcl.artifact import read_manifest

@@ -114,8 +114,8 @@ def weigh_words(document: Document, idf: NDArray[np.float32]) -> NDArray[np.floa
     weight = (1.0 + np.log(term_count)) * idf[document.row]
     share = document.count / term_count  # sums to 1 over the entries of one n-gram
     norm = np.sqrt(weight**2 @ share)
-    weighed: NDArray[np.float32] = weight * share / np.maximum(norm, np.float32(1e-12))
-    return weighed
+    weighed = weight * share / np.maximum(norm, np.float32(1e-12))
+    return weighed.astype(np.float32, copy=False)
 
 
 def split_over_tokens(
