@@ -3,14 +3,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from loopback import call, endpoint
 from spy import Said, Spy, names_on_the_page, run_example, without
 
+if find_spec("crewai") is None:  # asked before the line below, which other tests must not feel
+    pytest.skip("needs CrewAI: make test-crewai", allow_module_level=True)
 os.environ["CREWAI_DISABLE_TELEMETRY"] = os.environ["OTEL_SDK_DISABLED"] = "true"
-pytest.importorskip("crewai", reason="needs CrewAI: make test-crewai")
 
 from crewai import LLM, Agent, BaseLLM, Crew, Process, Task
 from crewai.events import crewai_event_bus
