@@ -38,6 +38,7 @@ def start(config: Path, out: Path, address: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=quiet, stderr=quiet)
 
 
+@pytest.mark.slow
 def test_a_cluster_finds_the_records_that_one_machine_finds(
     config: Path, tmp_path: Path, ray_cluster: str
 ) -> None:
