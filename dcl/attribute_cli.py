@@ -67,7 +67,7 @@ def attribute(
     if engine is Engine.RAY and "-" in paths:
         raise typer.BadParameter("--engine ray reads files only: write standard input to one")
     gates = [Gate.parse(text) for text in fail_on or ()]
-    view = {"threshold": threshold, "top_k": top_k, "evidence": evidence}
+    view: dict[str, Any] = {"threshold": threshold, "top_k": top_k, "evidence": evidence}
     files = list_files(paths)
     tally = Tally()
     with ExitStack() as stack:

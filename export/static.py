@@ -147,9 +147,9 @@ def read_lessons(
             for ids in bagger.tokenize([run.task, *(turn.content for turn in run.turns)]):
                 window = bagger.window(ids)
                 windows[split][window.tobytes()] = window
-    for split, members in windows.items():
+    for part, members in windows.items():
         if not members:
-            raise ConfigError(f"data: expected examples for {split}, found none")
+            raise ConfigError(f"data: expected examples for {part}, found none")
     cache = _open_cache(config, source, encoder)
     train, valid = (
         Lesson(count_tokens(members, bagger.vocabulary), cache(members).astype(np.float32))

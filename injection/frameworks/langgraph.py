@@ -221,7 +221,7 @@ def _supervised(model: BaseChatModel) -> Graph:
     graph = StateGraph(_State)
     graph.add_node("Supervisor", supervise, destinations=(*_WORKERS, END))
     for name in _WORKERS:
-        graph.add_node(name, worker(name), destinations=("Supervisor",))
+        graph.add_node(name, worker(name), destinations=("Supervisor",))  # type: ignore[arg-type]
     graph.add_edge(START, "Supervisor")
     return graph.compile()
 

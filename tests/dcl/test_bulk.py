@@ -11,6 +11,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import fake_model
 import pytest
@@ -161,7 +162,10 @@ def test_standard_input_can_be_given_again(
     assert [row["id"] for row in got] == [f"1-{i}" for i in range(150)]
 
 
-def first(items: Iterator[object], count: int) -> Iterator[object]:
+T = TypeVar("T")
+
+
+def first(items: Iterator[T], count: int) -> Iterator[T]:
     return (item for _, item in zip(range(count), items, strict=False))
 
 

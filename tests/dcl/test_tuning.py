@@ -291,7 +291,7 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, dies_at: float = -1) -> None:
         self.steps: list[tuple[int, float]] = []
         step: Step = TuningModule.training_step
-        validate: Step = TuningModule.validation_step
+        validate: Any = TuningModule.validation_step
 
         def watched_too(module: TuningModule, parts: Any, index: int) -> Any:
             if module.global_step + 0.5 == dies_at:
