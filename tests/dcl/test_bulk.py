@@ -277,7 +277,7 @@ def test_memory_does_not_grow_with_the_number_of_runs(tmp_path: Path) -> None:
             bulk.write(reports, results, tally)
         assert tally.traces == tally.unreadable == int(file.stem)
 
-    few, many = write_log(300), write_log(6000)
+    few, many = write_log(200), write_log(2000)
     handle(write_log(100))  # imports, caches and compiled patterns are counted in neither
     small, large = (peak_of(lambda file=file: handle(file)) for file in (few, many))  # type: ignore[misc]
     assert large < 1.2 * small
