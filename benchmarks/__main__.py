@@ -224,7 +224,7 @@ def ladder_command(
     train: Annotated[list[Path], typer.Option(help="Runs that the floor learns from; repeatable.")],
     model: Annotated[
         list[str], typer.Option(help="NAME, or NAME=DIR; repeatable, dearest first.")
-    ] = ["base", "lite"],  # noqa: B006
+    ] = ["base"],  # noqa: B006
     cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps the fitted word floor for the next time.")
     ] = None,

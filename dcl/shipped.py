@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-SHIPPED: dict[str, str] = {"base": "pretrained", "lite": "pretrained_lite"}
+SHIPPED: dict[str, str] = {"base": "pretrained"}
 """Name of a model to its folder inside the package."""
 
 
@@ -13,7 +13,7 @@ def find_model(name: str) -> Path:
     """Folder of a model.
 
     Args:
-        name: One of `SHIPPED`, or the path of a folder; `./lite` is a folder of that name.
+        name: One of `SHIPPED`, or the path of a folder; `./base` is a folder of that name.
     """
     if name in SHIPPED:
         return Path(str(files("dcl") / SHIPPED[name]))
