@@ -102,7 +102,7 @@ def rounded(value: str, scene: Scene) -> str:
         return str(coarse or number * 12)
     if re.fullmatch(r"[A-J]", bare):
         return f"number {'ABCDEFGHIJ'.index(bare) + 1} in the list"
-    if re.fullmatch(r"-?\d+(?:\.\d+)?(?:/\d+)?", bare):
+    if re.fullmatch(r"-?\d+(?:\.\d+)?(?:/0*[1-9]\d*)?", bare):
         top, _, bottom = bare.partition("/")
         return str(round(float(top) / float(bottom or 1)))
     return " ".join(f"{word[:1]}." for word in bare.split())
