@@ -44,7 +44,7 @@ from pydantic import BaseModel
 
 from dcl.errors import ConfigError
 from injection.anatomy import find_objects
-from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool
+from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool, refuse_namesakes
 from injection.session import Session
 
 _LEDGER = ("is_request_satisfied", "is_in_loop", "is_progress_being_made", "next_speaker")
@@ -291,6 +291,7 @@ def take_seats(team: BaseGroupChat, stage: Stage) -> None:
         ConfigError: If there is no client to replace.
     """
     owners = list(_owners(team, "", set()))
+    refuse_namesakes(name for _, name, _ in owners)
     names = frozenset(name for _, name, _ in owners)
     seats = 0
     for owner, name, manager in owners:
