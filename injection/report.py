@@ -58,7 +58,7 @@ def write_report(folder: Path) -> str:
         _table("Decisive faults", Counter(len(_hot(row)) for row in faulty)),
         _table("Faults that did not matter", Counter(_idle(row) for row in faulty)),
         _costs(records),
-        _probe_table(folder),
+        _probe_table(folder) if records else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -288,20 +288,20 @@ def take_seats(team: BaseGroupChat, stage: Stage) -> None:
         stage: Its run.
 
     Raises:
-        ConfigError: If there is no client to replace.
+        ConfigError: If there is no client to replace, or two who speak have one name.
     """
     owners = list(_owners(team, "", set()))
-    refuse_namesakes(name for _, name, _ in owners)
     names = frozenset(name for _, name, _ in owners)
-    seats = 0
+    seated: dict[int, str] = {}
     for owner, name, manager in owners:
         for key, value in list(vars(owner).items()):
             if isinstance(value, ChatCompletionClient):
                 closing = str(getattr(owner, "_final_answer_prompt", ""))
                 begin = closing.partition("{task}")[0].strip()
                 setattr(owner, key, Seat(stage, name, names, manager, begin))
-                seats += 1
-    if not seats:
+                seated[id(owner)] = name
+    refuse_namesakes(seated.values())
+    if not seated:
         raise ConfigError(f"{type(team).__name__}: expected agents with a model client, got none")
 
 
