@@ -37,8 +37,9 @@ _WORKER = re.compile(r"^(\d+)\. (\w+): (.+)$", re.MULTILINE)
 
 def solve_or_follow(model: Scripted, agent: str, brief: Brief) -> str:
     """A solution: one's own, or that of somebody whose steps hold."""
-    own = model.work_out(agent, brief.task)
     peers = _sound(model, agent, brief)
+    builds_on = bool(peers) and model.does_trust(agent, brief.task)
+    own = "" if builds_on else model.work_out(agent, brief.task)
     answers = Counter(_key(said.text) for said in peers)
     leader = max(peers, key=lambda said: answers[_key(said.text)], default=None)
     outvoted = leader is not None and answers[_key(leader.text)] >= 2 and own
@@ -97,7 +98,7 @@ def critique(model: Scripted, agent: str, brief: Brief) -> str:
     )
     if work is None:
         return "[Disagree] There is no result to review yet."
-    own = model.work_out(agent, brief.task)
+    own = "" if model.does_trust(agent, brief.task) else model.work_out(agent, brief.task)
     flaw = model.find_flaw(agent, brief.task, work.text)
     if own and not _agree(own, work.text):
         return f"[Disagree] I worked it out as well.\n{_core(own)}{_objection(own)}"

@@ -152,8 +152,9 @@ def _design(
         part = places[(lap + cell) % len(places)]
         faults = 1 + (lap // len(places) + cell) % config.max_faults
         mode, strategy = cells[cell]
-        first = _choose(_part(clean, part, len(config.places)), clean, mode, rng)
-        yield _fill(config, first, mode, strategy, clean, faults, rng)
+        inside = _part(clean, part, len(config.places))
+        first = _choose(inside, clean, mode, rng)
+        yield _fill(config, first, mode, strategy, clean, faults, inside, rng)
 
 
 def _part(clean: Run, part: int, parts: int) -> range:
@@ -179,7 +180,8 @@ def _sample(
     for _ in range(config.per_task):
         mode, strategy = rng.choice(_CELLS)
         faults = rng.randint(1, config.max_faults)
-        yield _fill(config, rng.choice(clean.calls), mode, strategy, clean, faults, rng)
+        first = rng.choice(clean.calls)
+        yield _fill(config, first, mode, strategy, clean, faults, range(0), rng)
 
 
 def _fill(
@@ -189,17 +191,22 @@ def _fill(
     strategy: Strategy,
     clean: Run,
     faults: int,
+    inside: range,
     rng: random.Random,
 ) -> tuple[Injection, ...]:
-    """A plan around its first fault; others are drawn for other agents."""
+    """A plan around its first fault; others are drawn for other agents, near by if possible.
+
+    Faults in the same part of a run can break together what each alone would not.
+    """
     injections = [_aim(config, first, mode, strategy, rng)]
     while len(injections) < faults:
         taken = {injection.agent for injection in injections}
         free = [call for call in clean.calls if call.agent not in taken]
         if not free:
             break
+        near = [call for call in free if call.index in inside]
         other_mode, other_strategy = rng.choice(_CELLS)
-        injections.append(_aim(config, rng.choice(free), other_mode, other_strategy, rng))
+        injections.append(_aim(config, rng.choice(near or free), other_mode, other_strategy, rng))
     return tuple(injections)
 
 

@@ -42,12 +42,15 @@ class Scripted:
         skill: Share of (agent, task) pairs that can be solved without help, 0 to 1.
         slip: Share of solutions whose first draft holds a slip, 0 to 1.
         care: Share of (agent, task) pairs where work of others is checked before it is used.
+        trust: Share of (agent, task) pairs where work that is there is taken over or approved
+            rather than done again, so that early faults travel.
     """
 
     seed: int = 1
     skill: float = 0.6
     slip: float = 0.6
     care: float = 0.4
+    trust: float = 0.0
 
     @property
     def name(self) -> str:
@@ -87,6 +90,10 @@ class Scripted:
     def is_able(self, agent: str, task: str) -> bool:
         """Whether an agent can solve a task without help."""
         return self.draw("able", agent, task) < self.skill
+
+    def does_trust(self, agent: str, task: str) -> bool:
+        """Whether an agent builds on work that is there without doing it again."""
+        return self.draw("trusts", agent, task) < self.trust
 
     def find_flaw(self, agent: str, task: str, text: str) -> str:
         """What a reader finds wrong with work; nothing if it does not look."""

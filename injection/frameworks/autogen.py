@@ -44,7 +44,7 @@ from pydantic import BaseModel
 
 from dcl.errors import ConfigError
 from injection.anatomy import find_objects
-from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool
+from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool, refuse_namesakes
 from injection.session import Session
 
 _LEDGER = ("is_request_satisfied", "is_in_loop", "is_progress_being_made", "next_speaker")
@@ -288,19 +288,20 @@ def take_seats(team: BaseGroupChat, stage: Stage) -> None:
         stage: Its run.
 
     Raises:
-        ConfigError: If there is no client to replace.
+        ConfigError: If there is no client to replace, or two who speak have one name.
     """
     owners = list(_owners(team, "", set()))
     names = frozenset(name for _, name, _ in owners)
-    seats = 0
+    seated: dict[int, str] = {}
     for owner, name, manager in owners:
         for key, value in list(vars(owner).items()):
             if isinstance(value, ChatCompletionClient):
                 closing = str(getattr(owner, "_final_answer_prompt", ""))
                 begin = closing.partition("{task}")[0].strip()
                 setattr(owner, key, Seat(stage, name, names, manager, begin))
-                seats += 1
-    if not seats:
+                seated[id(owner)] = name
+    refuse_namesakes(seated.values())
+    if not seated:
         raise ConfigError(f"{type(team).__name__}: expected agents with a model client, got none")
 
 

@@ -1,8 +1,8 @@
 """CrewAI (`crewai`): agents with roles that work through a list of tasks.
 
 The seam is `crewai.BaseLLM`. Every agent of a crew gets a `Seat` of its own and speaks under its
-role. What earlier tasks gave is shown to an agent inside its task; it is told apart by being, word
-for word, the output of that task. No telemetry is sent.
+role. What earlier tasks gave is shown to an agent as the context of its task; there it is told
+apart by being, word for word, the output of that task. No telemetry is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
 from crewai import Agent, BaseLLM, Crew, Process, Task
 from pydantic import PrivateAttr
 
-from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool
+from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool, refuse_namesakes
 from injection.session import Session
 
 _MANAGER = "Crew Manager"
@@ -65,7 +65,8 @@ class Seat(BaseLLM):
             schema = json.dumps(response_model.model_json_schema())
             system.append(f"Reply with JSON of this schema: {schema}")
         offered = [_read_tool(tool) for tool in tools or ()]
-        heard = list(self._hear(rows))
+        context = (from_task.prompt_context if from_task is not None else None) or ""
+        heard = list(self._hear(rows, context))
         return _answer(self._stage.speak(self._agent, "\n\n".join(system), heard, offered))
 
     def supports_function_calling(self) -> bool:
@@ -84,12 +85,12 @@ class Seat(BaseLLM):
         """Four characters a token."""
         return len(str(messages)) // 4
 
-    def _hear(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Heard]:
+    def _hear(self, rows: Sequence[Mapping[str, Any]], context: str) -> Iterator[Heard]:
         """Messages with who said them."""
         assert self._stage is not None
         for row in rows:
             if row["role"] == "user":
-                yield from self._hear_task(_text(row))
+                yield from self._hear_task(_text(row), context)
             elif row["role"] == "assistant":
                 calls = row.get("tool_calls") or ()
                 id = str(calls[0]["id"]) if calls else ""
@@ -98,13 +99,18 @@ class Seat(BaseLLM):
             elif row["role"] == "tool":
                 yield Heard(TOOL, _text(row), str(row.get("tool_call_id")))
 
-    def _hear_task(self, text: str) -> Iterator[Heard]:
-        """A task, after the outputs of earlier tasks that are quoted in it."""
+    def _hear_task(self, text: str, context: str) -> Iterator[Heard]:
+        """A task, after the outputs of earlier tasks that stand in its context."""
+        if not context or context not in text:
+            yield Heard("", text)
+            return
+        rest = context
         for task in self._tasks:
-            if task.output is not None and task.output.raw and task.output.raw in text:
-                text = text.replace(task.output.raw, f"(what {task.output.agent} said above)", 1)
-                yield Heard(task.output.agent.strip(), task.output.raw)
-        yield Heard("", text)
+            output = task.output
+            if output is not None and output.raw and output.raw in rest:
+                rest = rest.replace(output.raw, f"(what {output.agent.strip()} said above)", 1)
+                yield Heard(output.agent.strip(), output.raw)
+        yield Heard("", text.replace(context, rest, 1))
 
 
 def _text(row: Mapping[str, Any]) -> str:
@@ -161,6 +167,7 @@ class CrewAI:
             agents.append(crew.manager_agent)
         elif crew.manager_llm is not None:
             crew.manager_llm = Seat(stage, _MANAGER, crew.tasks)
+        refuse_namesakes(agent.role.strip() for agent in {id(a): a for a in agents}.values())
         for agent in agents:
             agent.llm = Seat(stage, agent.role.strip(), crew.tasks)
         return stage.perform(

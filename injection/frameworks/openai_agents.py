@@ -34,7 +34,7 @@ from openai.types.responses import (
 )
 
 from dcl.errors import ConfigError
-from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool
+from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool, refuse_namesakes
 from injection.session import Session
 
 
@@ -177,7 +177,9 @@ class OpenAIAgents:
         """Run the agents on a task. Traces are not sent anywhere."""
         stage = Stage(session, task, self.phases)
         first = self.build()
-        for agent in _reachable(first, []):
+        agents = _reachable(first, [])
+        refuse_namesakes(agent.name for agent in agents)
+        for agent in agents:
             agent.model = Seat(stage, agent.name)
         config = RunConfig(tracing_disabled=True)
         return stage.perform(

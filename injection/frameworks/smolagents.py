@@ -19,7 +19,7 @@ from smolagents.models import (
     MessageRole,
 )
 
-from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool
+from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool, refuse_namesakes
 from injection.session import Session
 from injection.systems.manager import calculate, lookup
 
@@ -137,6 +137,7 @@ class SmolAgents:
         stage = Stage(session, task, self.phases)
         agent = self.build()
         members = list(_members(agent, self.top))
+        refuse_namesakes(name for name, _ in members)
         names = frozenset(name for name, _ in members)
         for name, member in members:
             member.model = Seat(stage, name, names)

@@ -9,12 +9,13 @@ says goes back in the terms of the framework: a tool is called by a JSON object 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, NamedTuple
 
-from dcl.errors import DclError
+from dcl.errors import ConfigError, DclError
 from injection.anatomy import find_objects
 from injection.session import Brief, Said, Session
 
@@ -188,6 +189,17 @@ class Stage:
         )
         parts = [request, *([describe_tools(tools)] if tools else [])]
         return Brief(task if shown else "", history, "\n\n".join(parts))
+
+
+def refuse_namesakes(names: Iterable[str]) -> None:
+    """Refuse a team in which a name does not say who speaks.
+
+    Raises:
+        ConfigError: If two agents have the same name.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{twice[0]}: expected a name of its own for each agent, got two of it")
 
 
 def describe_tools(tools: Sequence[Tool]) -> str:

@@ -52,8 +52,8 @@ def make_transformer(kind: str, layers: int) -> PreTrainedModel:
         return ModernBertModel(alternating)
     sizes = {"num_hidden_layers": layers, "intermediate_size": 32, **_SIZES}
     if kind == "mpnet":
-        return MPNetModel(MPNetConfig(max_position_embeddings=160, pad_token_id=0, **sizes))
-    return BertModel(BertConfig(max_position_embeddings=160, initializer_range=0.2, **sizes))
+        return MPNetModel(MPNetConfig(max_position_embeddings=64, pad_token_id=0, **sizes))
+    return BertModel(BertConfig(max_position_embeddings=64, initializer_range=0.2, **sizes))
 
 
 def write_transformer(folder: Path, kind: str = "bert", layers: int = 2) -> Path:

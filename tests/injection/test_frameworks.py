@@ -21,7 +21,7 @@ from injection.checkers import check
 from injection.endpoint import Endpoint, EndpointConfig
 from injection.errors import ModelError
 from injection.frameworks import TEAMS, load_team
-from injection.frameworks.stage import Heard, Stage, Tool, read_reply
+from injection.frameworks.stage import Heard, Stage, Tool, read_reply, refuse_namesakes
 from injection.manipulator import STRATEGIES, Injection, Rules, Strategy
 from injection.plans import Plan, PlanConfig, make_plans
 from injection.proof import Proof, Prover
@@ -226,9 +226,9 @@ def test_a_team_is_named_in_a_configuration(tmp_path: Path) -> None:
         plans=PlanConfig(per_task=3),
         workers=1,
     )
-    counts = collect(config)
+    plans, _ = collect(config)
     records = list(dcl.read_examples(tmp_path / "out" / "records.jsonl"))
-    assert len(records) == counts.get("proved", 0) + counts.get("benign", 0)
+    assert len(records) == plans["proved"] + plans["benign"]
     assert {r.trajectory.metadata["framework"] for r in records} == {"langgraph_supervisor"}
 
 
@@ -452,3 +452,8 @@ def test_an_error_of_the_framework_itself_is_not_taken_for_an_answer() -> None:
         acting.perform(broken, lambda error: False)
     assert acting.perform(broken, lambda error: True) == ""
     assert acting.session.finish("").events[-1].content == "LookupError: a bug"
+
+
+def test_two_agents_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Bob: expected a name of its own"):
+        refuse_namesakes(["Ann", "Bob", "Bob"])
