@@ -13,7 +13,8 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import ConsoleLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 
-from dcl.plugs.opentelemetry import Evaluations, MonitorSpanProcessor
+from dcl.plugs.evaluations import Evaluations
+from dcl.plugs.opentelemetry import MonitorSpanProcessor
 
 # Instead of the console: the exporter of your backend.
 logs = LoggerProvider()

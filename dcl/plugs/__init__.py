@@ -1,6 +1,7 @@
 """Plugs that feed a monitor from what runs the agents; each module needs its framework.
 
-    dcl.plugs.opentelemetry    span processor, findings as `gen_ai.evaluation.result` events
+    dcl.plugs.opentelemetry    span processor
+    dcl.plugs.evaluations      findings back to OpenTelemetry as `gen_ai.evaluation.result` events
     dcl.plugs.langchain        callback handler for LangChain and LangGraph
     dcl.plugs.openai_agents    tracing processor of the OpenAI Agents SDK
     dcl.plugs.autogen          stream wrapper and logging handler of AutoGen AgentChat

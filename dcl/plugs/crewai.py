@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dcl.formats.messages import Piece, pieces, text_of
@@ -40,6 +41,12 @@ class _Scope:
     error: str = ""  # of a tool that is tried again
 
 
+_Enter = Callable[[Any], _Scope | None]
+"""The scope of an event."""
+_Read = Callable[[Any, _Scope], None]
+_Reads = dict[type[BaseEvent], _Read]
+
+
 class MonitorListener(BaseEventListener):
     """Feeds what agents and tools say to a monitor. Keep it as long as crews run.
 
@@ -65,40 +72,36 @@ class MonitorListener(BaseEventListener):
         Args:
             crewai_event_bus: Where they come from.
         """
-        reads: dict[type[BaseEvent], Callable[[Any, _Scope], None]] = {
-            ev.FlowStartedEvent: _nothing,
-            ev.MethodExecutionStartedEvent: _nothing,
-            ev.CrewKickoffStartedEvent: _nothing,
+        bus = crewai_event_bus
+        around = (ev.FlowStartedEvent, ev.MethodExecutionStartedEvent, ev.CrewKickoffStartedEvent)
+        self._listen(bus, self._open, dict.fromkeys(around, _nothing))
+        reads: _Reads = {
             ev.TaskStartedEvent: self._on_task,
             ev.AgentExecutionStartedEvent: self._on_agent,
             ev.LiteAgentExecutionStartedEvent: self._on_lite_agent,
             ev.LLMCallStartedEvent: self._on_prompt,
             ev.ToolUsageStartedEvent: self._on_tool,
         }
-        for kind, read in reads.items():
-            self._listen(crewai_event_bus, kind, self._handler(self._open, read))
-        ends: dict[type[BaseEvent], Callable[[Any, _Scope], None]] = {
-            ev.FlowFinishedEvent: _nothing,
-            ev.FlowFailedEvent: _nothing,
-            ev.MethodExecutionFinishedEvent: _nothing,
-            ev.MethodExecutionFailedEvent: _nothing,
-            ev.CrewKickoffCompletedEvent: _nothing,
-            ev.CrewKickoffFailedEvent: _nothing,
-            ev.TaskCompletedEvent: _nothing,
-            ev.TaskFailedEvent: _nothing,
+        self._listen(bus, self._open, reads)
+        over = (
+            ev.FlowFinishedEvent, ev.FlowFailedEvent,
+            ev.MethodExecutionFinishedEvent, ev.MethodExecutionFailedEvent,
+            ev.CrewKickoffCompletedEvent, ev.CrewKickoffFailedEvent,
+            ev.TaskCompletedEvent, ev.TaskFailedEvent,
+            ev.LLMCallFailedEvent,  # the agent fails with it, or tries again
+        )  # fmt: skip
+        self._listen(bus, self._close, dict.fromkeys(over, _nothing))
+        reads = {
             ev.AgentExecutionCompletedEvent: self._on_answer,
             ev.LiteAgentExecutionCompletedEvent: self._on_answer,
             ev.AgentExecutionErrorEvent: self._on_error,
             ev.LiteAgentExecutionErrorEvent: self._on_error,
             ev.LLMCallCompletedEvent: self._on_words,
-            ev.LLMCallFailedEvent: _nothing,  # the agent fails with it, or tries again
             ev.ToolUsageFinishedEvent: self._on_result,
             ev.ToolUsageErrorEvent: self._on_tool_error,
         }
-        for kind, read in ends.items():
-            self._listen(crewai_event_bus, kind, self._handler(self._close, read))
-        log = self._handler(self._inside, self._on_log)
-        self._listen(crewai_event_bus, ev.AgentLogsExecutionEvent, log)
+        self._listen(bus, self._close, reads)
+        self._listen(bus, self._inside, {ev.AgentLogsExecutionEvent: self._on_log})
 
     def close(self) -> None:
         """Listen no more, and judge what waits; see `Recorder.close`."""
@@ -106,15 +109,15 @@ class MonitorListener(BaseEventListener):
             self._off.pop()()
         self.recorder.close()
 
-    def _listen(self, bus: Any, kind: type[BaseEvent], handler: Callable[..., Any]) -> None:
-        """Have a handler called for a kind of event, until this is closed."""
-        bus.on(kind)(handler)
-        self._off.append(lambda: bus.off(kind, handler))
+    def _listen(self, bus: Any, enter: _Enter, reads: _Reads) -> None:
+        """Have kinds of events read, until this is closed."""
+        for kind, read in reads.items():
+            handler = self._handler(enter, read)
+            bus.on(kind)(handler)
+            self._off.append(partial(bus.off, kind, handler))
 
     def _handler(
-        self,
-        enter: Callable[[Any], _Scope | None],
-        read: Callable[[Any, _Scope], None],
+        self, enter: _Enter, read: _Read
     ) -> Callable[[Any, Any], Coroutine[Any, Any, None]]:
         """What the bus calls. It runs coroutines in one thread in the order of the events."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -82,7 +83,7 @@ class MonitorCallbackHandler(BaseCallbackHandler):
 
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **about: Any) -> None:
         """A chain, a graph or a node starts."""
-        with self._guard(run_id), self.recorder.lock:
+        with self.recorder.guard(), self.recorder.lock:
             step = self._open(serialized, run_id, about, is_chain=True)
             if step.parent is None:
                 self._ask(step, inputs, str(run_id))
@@ -95,23 +96,17 @@ class MonitorCallbackHandler(BaseCallbackHandler):
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **about: Any) -> None:
         """A chain, a graph or a node ends: a node may say what no model said."""
-        with self._guard(run_id), self.recorder.lock:
-            step = self._steps.pop(run_id, None)
+        with self._closing(run_id) as step:
             if step is not None and step.is_node:
                 self._conclude(step, outputs, str(run_id))
-            self._close(step)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **about: Any) -> None:
         """A chain, a graph or a node fails, or leaves by an exception to ask or to hand over."""
-        with self._guard(run_id), self.recorder.lock:
-            step = self._steps.pop(run_id, None)
-            if step is None:
-                return
-            if _is_bubble(error):
+        with self._closing(run_id, error) as step:
+            if step is not None and _is_bubble(error):
                 self._bubble(step, error, str(run_id))
-            else:
+            elif step is not None:
                 self._fail(step, error, str(run_id))
-            self._close(step, error)
 
     def on_chat_model_start(
         self,
@@ -122,7 +117,7 @@ class MonitorCallbackHandler(BaseCallbackHandler):
         **about: Any,
     ) -> None:
         """A chat model is called."""
-        with self._guard(run_id), self.recorder.lock:
+        with self.recorder.guard(), self.recorder.lock:
             step = self._open(serialized, run_id, about)
             for conversation in messages:
                 told = [piece for message in conversation for piece in _pieces(message)]
@@ -132,15 +127,14 @@ class MonitorCallbackHandler(BaseCallbackHandler):
         self, serialized: Any, prompts: Sequence[str], *, run_id: UUID, **about: Any
     ) -> None:
         """A text model is called."""
-        with self._guard(run_id), self.recorder.lock:
+        with self.recorder.guard(), self.recorder.lock:
             step = self._open(serialized, run_id, about)
             for prompt in prompts:
                 self._transcript(step).hear([Piece("user", prompt)], str(run_id))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **about: Any) -> None:
         """A model has answered."""
-        with self._guard(run_id), self.recorder.lock:
-            step = self._steps.pop(run_id, None)
+        with self._closing(run_id) as step:
             if step is None:
                 return
             for candidates in response.generations:
@@ -149,7 +143,6 @@ class MonitorCallbackHandler(BaseCallbackHandler):
                     if isinstance(first, ChatGeneration):
                         said = _pieces(first.message)
                     self._say(step, said, str(run_id))
-            self._close(step)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **about: Any) -> None:
         """A model call fails."""
@@ -157,7 +150,7 @@ class MonitorCallbackHandler(BaseCallbackHandler):
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **about: Any) -> None:
         """A tool starts."""
-        with self._guard(run_id), self.recorder.lock:
+        with self.recorder.guard(), self.recorder.lock:
             step = self._open(serialized, run_id, about)
             arguments = about.get("inputs") or input_str
             call = str(about.get("tool_call_id") or "")
@@ -165,8 +158,7 @@ class MonitorCallbackHandler(BaseCallbackHandler):
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **about: Any) -> None:
         """A tool is done."""
-        with self._guard(run_id), self.recorder.lock:
-            step = self._steps.pop(run_id, None)
+        with self._closing(run_id) as step:
             if step is None:
                 return
             transcript = self._transcript(step)
@@ -177,27 +169,42 @@ class MonitorCallbackHandler(BaseCallbackHandler):
             if not answers and not _targets(output):
                 transcript.answer(step.name, text_of(output), source=str(run_id))
             self._hand_over(step, _targets(output), str(run_id))
-            self._close(step)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **about: Any) -> None:
         """A tool fails."""
-        with self._guard(run_id), self.recorder.lock:
-            step = self._steps.pop(run_id, None)
-            if step is None or _is_bubble(error):
-                return
-            call = str(about.get("tool_call_id") or "")
-            self._transcript(step).answer(step.name, f"error: {error}", call, str(run_id))
-            _mark(step, id(error))
-            self._close(step, error)
+        with self._closing(run_id, error) as step:
+            if step is not None and not _is_bubble(error):
+                call, text = str(about.get("tool_call_id") or ""), f"error: {error}"
+                self._transcript(step).answer(step.name, text, call, str(run_id))
+                _mark(step, ("error", str(error)))
+
+    def on_retriever_start(
+        self, serialized: Any, query: str, *, run_id: UUID, **about: Any
+    ) -> None:
+        """A retriever is asked: a tool by another name."""
+        self.on_tool_start(serialized, query, run_id=run_id, **about)
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **about: Any) -> None:
+        """A retriever has found something."""
+        texts = [text_of(getattr(found, "page_content", None)) for found in documents or ()]
+        self.on_tool_end("\n".join(texts), run_id=run_id)
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **about: Any) -> None:
+        """A retriever fails."""
+        self.on_tool_error(error, run_id=run_id)
 
     def close(self) -> None:
         """Judge what waits; see `Recorder.close`."""
         self.recorder.close()
 
-    def _guard(self, run_id: UUID) -> Any:
-        """Errors in the block are counted for the run that the step belongs to."""
-        step = self._steps.get(run_id)
-        return self.recorder.guard("" if step is None else step.run_id)
+    @contextmanager
+    def _closing(self, run_id: UUID, error: BaseException | None = None) -> Iterator[_Step | None]:
+        """A step that ends, whatever becomes of the block; None if it is not known."""
+        with self.recorder.guard(), self.recorder.lock:
+            step = self._steps.pop(run_id, None)
+            with self.recorder.guard("" if step is None else step.run_id):
+                yield step
+            self._close(step, error)
 
     def _open(
         self, serialized: Any, run_id: UUID, about: Mapping[str, Any], *, is_chain: bool = False
@@ -288,8 +295,8 @@ class MonitorCallbackHandler(BaseCallbackHandler):
 
     def _fail(self, step: _Step, error: BaseException, source: str) -> None:
         """An error, told once although every step around it fails with it."""
-        if id(error) not in step.said and isinstance(error, Exception):
-            _mark(step, id(error))
+        if (mark := ("error", str(error))) not in step.said and isinstance(error, Exception):
+            _mark(step, mark)
             self._transcript(step).fail(step.owner or step.name or "assistant", error, source)
 
     def _close(self, step: _Step | None, error: BaseException | None = None) -> None:

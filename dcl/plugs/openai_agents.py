@@ -22,6 +22,7 @@ try:
 except ImportError as error:
     raise lacks(__name__, "openai-agents", error) from error
 
+_FLUSH_S = 30.0
 _TRACES = 10_000  # traces that are open at once; the oldest gives way
 _ASIDE = ("id", "type", "status", "output", "result", "results", "outputs", "name", "arguments")
 
@@ -96,8 +97,8 @@ class MonitorTracingProcessor(TracingProcessor):
         self.recorder.close()
 
     def force_flush(self) -> None:
-        """Wait until all that was recorded is judged."""
-        self.recorder.flush()
+        """Wait until all that was recorded is judged, for half a minute at most."""
+        self.recorder.flush(_FLUSH_S)
 
     def _read(self, trace: _Open, transcript: Transcript, span: Span[Any], owner: str) -> None:
         """What a span says."""

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span processor that feeds a monitor, and findings written back as events.
+"""OpenTelemetry: a span processor that feeds a monitor; `dcl.plugs.evaluations` writes back.
 
 Spans are read as `dcl.formats.otlp` reads exported ones, in all spellings of the GenAI conventions,
 OpenLLMetry and OpenInference; the last word on a trace is that of `dcl attribute` on its export.
@@ -7,39 +7,28 @@ OpenLLMetry and OpenInference; the last word on a trace is that of `dcl attribut
 from __future__ import annotations
 
 import json
-import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from time import time_ns
 from typing import Any
 
-import dcl
-from dcl.alarms import Event
-from dcl.attribution import Finding
-from dcl.formats.genai import kind_of_span, said, values
+from dcl.formats.genai import has_content, kind_of_span
 from dcl.formats.spans import read_spans
 from dcl.monitor import Monitor
 from dcl.openruns import Arrival
+from dcl.plugs.evaluations import EVENT, SCOPE, Evaluations
 from dcl.plugs.recorder import OnEvent, Recorder, lacks, log_event, logger
 
 try:
     from opentelemetry import trace as api
-    from opentelemetry._logs import LoggerProvider, LogRecord, SeverityNumber, get_logger_provider
+    from opentelemetry._logs import LogRecord
     from opentelemetry.context import Context
     from opentelemetry.sdk._logs import LogRecordProcessor
     from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-    from opentelemetry.trace import SpanContext, StatusCode, TraceFlags, TracerProvider
-    from opentelemetry.util.types import AnyValue
+    from opentelemetry.trace import StatusCode
 except ImportError as error:
     raise lacks(__name__, "otel", error) from error
 
-EVENT = "gen_ai.evaluation.result"
-SCHEMA = "https://opentelemetry.io/schemas/gen-ai/1.42.0"
-NAME = "failure_attribution"
-"""Value of `gen_ai.evaluation.name`."""
-
-_SCOPE = "dcl"  # what writes the evaluations; its own spans are not judged
 _PREFIXES = (
     "gen_ai.", "llm.", "openinference.", "traceloop.", "input.", "output.", "tool", "agent.",
 )  # fmt: skip
@@ -67,7 +56,7 @@ class MonitorSpanProcessor(SpanProcessor):
 
     A run is a trace and has its id. Spans around that have not ended yet are sent along as they
     stand, so that turns have the names of their agents at once. The run ends with the last open
-    span of the trace in this process. Traces in which no agent, model or tool occurs cost nothing.
+    span of the trace in this process. Traces without agents, models and tools are left alone.
 
     Args:
         monitor: See `dcl.plugs.recorder.Recorder`.
@@ -121,10 +110,12 @@ class MonitorSpanProcessor(SpanProcessor):
         """Wait until all that was sent is judged.
 
         Args:
-            timeout_millis: Not used; a turn takes milliseconds.
+            timeout_millis: How long at most.
+
+        Returns:
+            Whether all is judged.
         """
-        self.recorder.flush()
-        return True
+        return self.recorder.flush(timeout_millis / 1000)
 
     def add_event(self, trace_id: int, span_id: int, row: Row) -> None:
         """Take an event that was logged beside an open span.
@@ -156,7 +147,7 @@ class MonitorSpanProcessor(SpanProcessor):
         """Whether a span holds anything that becomes a turn."""
         (span,) = read_spans(row)
         kind = kind_of_span(span)
-        if kind == "tool" or any(said(span)) or (kind != "aside" and any(values(span))):
+        if kind == "tool" or (kind != "aside" and has_content(span)):
             return True
         if kind == "model" and not span.error and not self._has_warned:
             self._has_warned = True
@@ -215,91 +206,10 @@ class MonitorLogProcessor(LogRecordProcessor):
         return True
 
 
-class Evaluations:
-    """Writes the findings of a run that has ended as `gen_ai.evaluation.result` events.
-
-    Each is a log record in the context of the span that is blamed. Give it as `on_event`; it
-    serves every plug, but only runs of spans have a span to blame.
-
-    Args:
-        logger_provider: Where log records go; None takes the global one.
-        tracer_provider: Where each finding goes as a span as well, below the one that is blamed and
-            with the event in it, for backends that show no log records. None writes none.
-        then: Called with every event after that.
-    """
-
-    def __init__(
-        self,
-        logger_provider: LoggerProvider | None = None,
-        *,
-        tracer_provider: TracerProvider | None = None,
-        then: OnEvent | None = None,
-    ) -> None:
-        provider = logger_provider or get_logger_provider()
-        self._logger = provider.get_logger(_SCOPE, dcl.__version__, SCHEMA)
-        self._tracer = None
-        if tracer_provider is not None:
-            self._tracer = tracer_provider.get_tracer(_SCOPE, dcl.__version__, schema_url=SCHEMA)
-        self._then = then
-
-    def __call__(self, event: Event) -> None:
-        """Write what an event says.
-
-        Args:
-            event: Of a monitor; only a final one is written, as nothing can be taken back.
-        """
-        if event.kind == "final":
-            sources = event.sources or ("",) * len(event.findings)
-            for finding, source in zip(event.findings, sources, strict=True):
-                self._write(event, finding, _context(event.run_id, source))
-        if self._then is not None:
-            self._then(event)
-
-    def _write(self, event: Event, finding: Finding, context: Context) -> None:
-        """One finding."""
-        mode = finding.fault.mode
-        what = "Failed" if mode is None else mode.title
-        attributes: dict[str, AnyValue] = {
-            "gen_ai.evaluation.name": NAME,
-            "gen_ai.evaluation.score.value": finding.prob,
-            "gen_ai.evaluation.score.label": "failed" if mode is None else mode.value,
-            "gen_ai.evaluation.explanation": f"{finding.fault.agent}: {what}, turn {finding.turn}",
-            "gen_ai.agent.name": finding.fault.agent,
-            "dcl.run": event.run_id,
-            "dcl.turn": finding.turn,
-            "dcl.turns": event.turns,
-            "dcl.missing": event.missing,
-        }
-        if event.outcome is not None:
-            attributes["dcl.outcome"] = event.outcome
-        self._logger.emit(
-            LogRecord(
-                timestamp=time_ns(),
-                context=context,
-                severity_number=SeverityNumber.INFO,
-                event_name=EVENT,
-                attributes=attributes,
-            )
-        )
-        if self._tracer is not None:
-            span = self._tracer.start_span(f"evaluate {NAME}", context)
-            span.add_event(EVENT, attributes)
-            span.end()
-
-
-def _context(run_id: str, source: str) -> Context:
-    """The context of a span; an empty one if the run is no trace."""
-    if not re.fullmatch("[0-9a-f]{32}", run_id) or not re.fullmatch("[0-9a-f]{16}", source):
-        return Context()
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    blamed = SpanContext(int(run_id, 16), int(source, 16), is_remote=True, trace_flags=flags)
-    return api.set_span_in_context(api.NonRecordingSpan(blamed), Context())
-
-
 def _is_own(span: ReadableSpan) -> bool:
     """Whether this module wrote the span."""
     scope = span.instrumentation_scope
-    return scope is not None and scope.name == _SCOPE
+    return scope is not None and scope.name == SCOPE
 
 
 def _may_speak(span: ReadableSpan) -> bool:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -129,9 +130,20 @@ class Recorder:
             self.monitor.refuse(run_id, error)
             logger.debug("run %s: a turn could not be read", run_id, exc_info=True)
 
-    def flush(self) -> None:
-        """Wait until all that was recorded is judged; events may still be on their way."""
-        self.monitor.flush()
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was recorded is judged; events may still be on their way.
+
+        Args:
+            timeout: Seconds to wait at most; None waits as long as it takes.
+
+        Returns:
+            Whether all is judged.
+        """
+        mark = self.monitor.look("")  # answered after all that is before it
+        try:
+            return mark is not None and mark.result(timeout) is not None
+        except TimeoutError:
+            return False
 
     def close(self) -> None:
         """Judge what waits and hand on the last events.

@@ -24,8 +24,6 @@ class Transcript:
 
     def __init__(self, monitor: Monitor, run_id: str) -> None:
         self.run_id = run_id
-        self.turns = 0
-        """Turns so far."""
         self._monitor = monitor
         self._task = ""
         self._known: Counter[int] = Counter()  # marks, as numbers: texts would be kept twice
@@ -39,7 +37,6 @@ class Transcript:
         Args:
             turn: What was said.
         """
-        self.turns += 1
         if not self._task and turn.role == "user" and turn.kind is TurnKind.MESSAGE:
             self._task = turn.content
         self._monitor.ingest(self.run_id, turn, task=self._task)

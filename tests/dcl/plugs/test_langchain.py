@@ -12,10 +12,12 @@ from spy import Said, Spy, run_example, without
 pytest.importorskip("langchain", reason="needs langchain and langgraph")
 
 from langchain.agents import create_agent
+from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -314,6 +316,37 @@ def test_chains_without_a_graph(spy: Spy) -> None:
         ("planner", "assistant", "message", "Add them."),
     ]
     spy.finals()
+
+
+class Shelf(BaseRetriever):
+    """Finds the same for every question."""
+
+    def _get_relevant_documents(self, query: str, **more: Any) -> list[Document]:
+        if query == "nothing":
+            raise LookupError("the shelf is empty")
+        return [Document("2 and 2"), Document("are 4")]
+
+
+def test_a_retriever_is_a_tool(spy: Spy) -> None:
+    handler = MonitorCallbackHandler(spy)
+    chain = (Shelf(name="shelf") | (lambda found: found[0].page_content)).with_config(
+        run_name="reader"
+    )
+    assert chain.invoke(TASK, {"callbacks": [handler]}) == "2 and 2"
+    with pytest.raises(LookupError):
+        chain.invoke("nothing", {"callbacks": [handler]})
+    first, second = spy.taken
+    assert spy.said(first)[1:] == [
+        ("reader", "assistant", "tool_call", f"shelf({TASK})"),
+        ("shelf", "tool", "tool_result", "2 and 2\nare 4"),
+    ]
+    assert spy.said(second)[2:] == [
+        ("shelf", "tool", "tool_result", "error: the shelf is empty"),
+    ]
+    assert {run: event.outcome for run, event in spy.finals().items()} == {
+        first: None,
+        second: "failure",
+    }
 
 
 def test_models_that_are_called_alone(spy: Spy) -> None:

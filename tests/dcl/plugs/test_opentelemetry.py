@@ -25,7 +25,8 @@ from dcl.alarms import Event
 from dcl.attribution import Finding
 from dcl.formats import read_trajectories
 from dcl.monitor import Monitor, QueueBounds
-from dcl.plugs.opentelemetry import Evaluations, MonitorLogProcessor, MonitorSpanProcessor
+from dcl.plugs.evaluations import Evaluations
+from dcl.plugs.opentelemetry import MonitorLogProcessor, MonitorSpanProcessor
 from dcl.taxonomy import ErrorMode
 from dcl.trajectory import Fault, Trajectory
 

@@ -111,8 +111,9 @@ def test_nobody_waits_for_the_model() -> None:
         ingest(recorder, "r", *map(str, range(100)))
         recorder.end("r")  # all of it comes back, although the model has not
         assert monitor.stats()["waiting"] == 101
+        assert not recorder.flush(0.01)
         model.open.set()
-        monitor.flush()
+        assert recorder.flush()
         (final,) = (event for event in monitor.events(wait=False) if event.kind == "final")
         assert final.turns == 100
 
