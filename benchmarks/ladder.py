@@ -40,6 +40,7 @@ class LadderConfig:
         train: Logs that the word floor learns from.
         cache: Folder that keeps the fitted word floor; None keeps nothing.
         turns: Turns of the run whose last one is timed; > 1.
+        tokens: Size of these turns, give or take a tenth.
         repeats: New turns that are timed; > 0.
         resamples: Resamples of the bootstrap; > 0.
     """
@@ -50,6 +51,7 @@ class LadderConfig:
     train: tuple[Path, ...]
     cache: Path | None = None
     turns: int = 20
+    tokens: int = 128
     repeats: int = 100
     resamples: int = 1000
 
@@ -83,32 +85,49 @@ def climb(config: LadderConfig) -> Iterator[Rung]:
     """
     floors: dict[str, dict[str, Interval]] = {name: {} for name in FLOORS}
     for number, (name, folder) in enumerate(config.models.items()):
-        scores: dict[str, Interval] = {}
         wanted = (MODEL, *FLOORS) if number == 0 else (MODEL,)  # floors are the same every time
-        parts: tuple[tuple[tuple[Path, ...], Part, Mapping[str, str]], ...] = (
-            (config.faults, "test", FAULTS),
-            (config.steps, "all", STEPS),
-        )
-        for data, split, kept in parts:
-            report = evaluate(
-                EvaluateConfig(
-                    data=data,
-                    predictors=wanted,
-                    model=folder,
-                    split=split,
-                    train=config.train,
-                    cache=config.cache,
-                    resamples=config.resamples,
-                )
-            )
-            for row in report.tables["kept"]:
-                found = {key: row.scores[key] for key in kept if key in row.scores}
-                (scores if row.predictor == MODEL else floors[row.predictor]).update(found)
+        scores = _score(config, folder, wanted)
+        for floor in wanted[1:]:
+            floors[floor] = scores[floor]
         attributor = load(folder, threads=1)
-        (cost,) = measure(attributor, config.steps, lengths=[config.turns], repeats=config.repeats)
-        yield Rung(name, cost.turn_ms, cost.encoder_ms, _size(folder), scores)
-    for name, scores in floors.items():
-        yield Rung(name, None, None, None, scores)
+        (cost,) = measure(
+            attributor,
+            config.steps,
+            lengths=[config.turns],
+            tokens=config.tokens,
+            repeats=config.repeats,
+        )
+        yield Rung(name, cost.turn_ms, cost.encoder_ms, _size(folder), scores[MODEL])
+    for name, found in floors.items():
+        yield Rung(name, None, None, None, found)
+
+
+def _score(
+    config: LadderConfig, folder: Path, wanted: tuple[str, ...]
+) -> dict[str, dict[str, Interval]]:
+    """Scores of predictors, the model of this folder among them, by name."""
+    scores: dict[str, dict[str, Interval]] = {name: {} for name in wanted}
+    parts: tuple[tuple[tuple[Path, ...], Part, bool, Mapping[str, str]], ...] = (
+        (config.faults, "test", False, FAULTS),
+        (config.steps, "all", True, STEPS),
+    )
+    for data, split, single, kept in parts:
+        report = evaluate(
+            EvaluateConfig(
+                data=data,
+                predictors=wanted,
+                model=folder,
+                split=split,
+                train=config.train,
+                single_fault=single,
+                cache=config.cache,
+                resamples=config.resamples,
+            )
+        )
+        for row in report.tables["kept"]:
+            found = {key: row.scores[key] for key in kept if key in row.scores}
+            scores[row.predictor].update(found)
+    return scores
 
 
 def to_markdown(rungs: Sequence[Rung]) -> str:
@@ -173,5 +192,4 @@ def _draw_score(axes: Axes, rungs: Sequence[Rung], score: str, floor: str) -> No
 
 def _size(folder: Path) -> float:
     """Megabytes of the files of a model."""
-    sizes: list[int] = [entry["bytes"] for entry in read_manifest(folder)["files"].values()]
-    return sum(sizes) / 1e6
+    return sum(entry["bytes"] for entry in read_manifest(folder)["files"].values()) / 1e6

@@ -35,6 +35,10 @@ def encoder(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     head: Annotated[int, typer.Option(help="Tokens read from the start of a turn.")] = 94,
     tail: Annotated[int, typer.Option(help="Tokens read from the end of a longer turn.")] = 32,
+    layers: Annotated[
+        str,
+        typer.Option(metavar="I,I,...", help="Transformer layers to keep; all if not given."),
+    ] = "",
     int8: Annotated[bool, typer.Option(help="Quantise the weights.")] = True,
     keep_fp32: Annotated[
         bool, typer.Option("--keep-fp32", help="Write encoder_fp32.onnx, too.")
@@ -44,7 +48,15 @@ def encoder(
     with complain():
         from export.encoder import export_encoder
 
-        export_encoder(source, out, head=head, tail=tail, int8=int8, keep_fp32=keep_fp32)
+        export_encoder(
+            source,
+            out,
+            head=head,
+            tail=tail,
+            layers=parse_layers(layers),
+            int8=int8,
+            keep_fp32=keep_fp32,
+        )
         _report(out, ENCODER)
 
 
@@ -99,6 +111,18 @@ def convert(
             points=points,
         )
         _report(out, HEAD)
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Positions of layers from text such as `0,2,5`.
+
+    Raises:
+        ConfigError: If an entry is no whole number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--layers: expected numbers such as 0,2,5, got {text!r}") from None
 
 
 @contextmanager

@@ -31,11 +31,11 @@ from onnxscript.rewriter.ort_fusions.mha import fuse_mha1, fuse_mha2
 from onnxscript.rewriter.ort_fusions.mha_bias import fuse_mha_bias
 from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
 from onnxscript.rewriter.rules.common import gemm_to_matmul_add_rule
-from torch import Tensor
+from torch import Tensor, nn
 
 import dcl
 from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, write_artifact
-from dcl.errors import ParityError
+from dcl.errors import ConfigError, ParityError
 from dcl.runtime import Encoder, load_bagger, open_session
 from dcl.taxonomy import MODES
 from dcl.turn_encoder import Source, TurnEncoder, check_window, find_source, load_source
@@ -80,6 +80,7 @@ def export_encoder(
     *,
     head: int = 94,
     tail: int = 32,
+    layers: Sequence[int] = (),
     int8: bool = True,
     keep_fp32: bool = False,
 ) -> Path:
@@ -90,6 +91,7 @@ def export_encoder(
         out: Folder to write; an older encoder there is replaced.
         head: Tokens read from the start of a long turn; > 0.
         tail: Tokens read from its end; >= 0.
+        layers: Positions of the transformer layers that are kept, ascending; none keeps all.
         int8: Quantise the weights, which makes the graph four times smaller and faster.
         keep_fp32: Write the graph before quantising, too.
 
@@ -103,6 +105,8 @@ def export_encoder(
     """
     found = find_source(source)
     model = load_source(found, longest=check_window(head, tail))
+    if layers:
+        keep_layers(model, layers)
     with tempfile.TemporaryDirectory() as scratch:
         place = EncoderSource(path=Path(scratch), window=Window(head=head, tail=tail))
         fp32, graph = place.path / FP32, place.path / ENCODER
@@ -122,6 +126,26 @@ def export_encoder(
 
         notes = describe(found, model, parity)
         return write_artifact(out, write_files, window=place.window, notes=notes)
+
+
+def keep_layers(model: TurnEncoder, layers: Sequence[int]) -> None:
+    """Drop all transformer layers but some.
+
+    Args:
+        model: Changed in place.
+        layers: Positions of those that stay, ascending.
+
+    Raises:
+        ConfigError: If there is no such layer, or they are not ascending.
+    """
+    stack = getattr(getattr(model.m, "encoder", None), "layer", ())
+    if not layers or sorted({*layers} & {*range(len(stack))}) != list(layers):
+        raise ConfigError(
+            f"--layers: expected ascending positions from 0 to {len(stack) - 1}, "
+            f"got {','.join(map(str, layers))}"
+        )
+    model.m.encoder.layer = nn.ModuleList([stack[i] for i in layers])
+    model.m.config.num_hidden_layers = len(layers)
 
 
 def trace(model: TurnEncoder, file: Path) -> None:
@@ -299,5 +323,6 @@ def describe(source: Source, model: TurnEncoder, parity: dict[str, Any]) -> dict
         "licence": source.licence,
         "weights": source.weights,
         "pooling": model.pooling,
+        "layers": getattr(model.m.config, "num_hidden_layers", None),
         "parity": parity,
     }

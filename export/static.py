@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from rich.progress import track
 from scipy import sparse
-from scipy.sparse.linalg import lsmr
+from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -103,7 +103,7 @@ def export_static(config: TrainConfig, out: Path, *, teacher: Path | None, width
     train, valid = read_lessons(config, source, encoder)
     alone = encode_tokens(config, source, encoder)
     table = learn_table(train, alone, width)
-    student = StaticEncoder(table)
+    student = StaticEncoder(table).eval()
     with tempfile.TemporaryDirectory() as scratch:
         graph = Path(scratch) / ENCODER
         trace(student, graph)
@@ -195,11 +195,31 @@ def learn_table(lesson: Lesson, alone: Floats, width: int) -> Floats:
     summed = lesson.counts @ start
     start *= (summed * target).sum() / (summed**2).sum()
     missing = target - lesson.counts @ start
-    change = [
-        lsmr(lesson.counts, column, damp=RIDGE**0.5, maxiter=ITERATIONS)[0]
-        for column in track(missing.T, "learning the table")
-    ]
+    change = [solve(lesson.counts, column) for column in track(missing.T, "learning the table")]
     return np.asarray(start + np.stack(change, axis=1), dtype=np.float32)
+
+
+def solve(counts: sparse.csr_matrix, column: Floats) -> NDArray[np.float64]:
+    """Ridge regression of one column on shares of tokens.
+
+    Args:
+        counts: `(N, V)`.
+        column: `(N,)`.
+
+    Returns:
+        `(V,)`, by conjugate gradients on the normal equations, scaled by their diagonal.
+    """
+    turned = counts.T.tocsr()
+    scale = np.asarray(counts.multiply(counts).sum(axis=0)).ravel() + RIDGE
+    shape = (len(scale), len(scale))
+    normal = LinearOperator(
+        shape, matvec=lambda x: turned @ (counts @ x) + RIDGE * x, dtype=np.float64
+    )
+    scaled = LinearOperator(shape, matvec=lambda x: x / scale, dtype=np.float64)
+    solved: NDArray[np.float64] = cg(
+        normal, turned @ column, M=scaled, rtol=1e-3, maxiter=ITERATIONS
+    )[0]
+    return solved
 
 
 class StaticEncoder(nn.Module):
