@@ -74,7 +74,7 @@ def make_record(
         },
         "input": {
             "query": task.question,
-            "conversation_history": _history(faulty.run),
+            "conversation_history": list_turns(faulty.run),
             "final_output": faulty.run.answer,
         },
         "output": {"faulty_agents": faults},
@@ -102,7 +102,7 @@ def make_record(
         },
         "clean": {
             "id": f"{task.benchmark}_{model}_{plan.system}_{task.id}_clean",
-            "input": {"query": task.question, "conversation_history": _history(clean.run)},
+            "input": {"query": task.question, "conversation_history": list_turns(clean.run)},
             "metadata": {"outcome": "success"},
         },
     }
@@ -129,7 +129,7 @@ def _numbered(run: Run) -> dict[tuple[str, int], int]:
     return steps
 
 
-def _history(run: Run) -> list[dict[str, Any]]:
+def list_turns(run: Run) -> list[dict[str, Any]]:
     """Turns in the AEGIS schema."""
     return [
         {

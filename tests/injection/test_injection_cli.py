@@ -16,8 +16,10 @@ from dcl.trajectory import Example, Fault, Trajectory, Turn
 from injection.__main__ import app
 from injection.config import load_config
 from injection.logs import inject_logs
+from injection.natural import NaturalConfig
 from injection.probes import probe_records
 from injection.records import RECORDS
+from injection.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
 OFFLINE = ROOT / "configs" / "injection" / "offline.yaml"
@@ -29,7 +31,8 @@ def test_every_published_configuration_is_one(file: Path) -> None:
     if file.stem == "frameworks":
         for package in ("autogen_agentchat", "smolagents", "langgraph", "agents"):
             pytest.importorskip(package)
-    config = load_config(file, {"out": "elsewhere", "workers": 1})
+    kind = NaturalConfig if file.stem == "natural" else RunConfig
+    config = load_config(file, {"out": "elsewhere", "workers": 1}, kind)
     assert (config.out, config.workers) == ("elsewhere", 1)
 
 
@@ -55,7 +58,7 @@ def test_a_wrong_configuration_is_refused(tmp_path: Path) -> None:
         assert done.exit_code == 2
         assert done.stderr.startswith("error: ")
     with pytest.raises(ConfigError, match="expected a YAML file"):
-        load_config(tmp_path / "absent.yaml", {})
+        load_config(tmp_path / "absent.yaml", {}, RunConfig)
 
 
 @pytest.fixture(scope="module")
