@@ -222,7 +222,8 @@ def learn_natural(
 
     Args:
         attributor: The network as it is, with its calibration.
-        sets: Sets of labelled runs whose metadata names the system under `framework`.
+        sets: Sets of labelled runs; the system of a run is what its metadata calls `framework`,
+            or else where its labels come from.
         seed: Of the choice of runs and of the folds.
 
     Raises:
@@ -232,12 +233,12 @@ def learn_natural(
     if not isinstance(scorer, OnnxScorer):
         raise ConfigError("expected an exported model")
     examples = [e for one in sets for e in _spread_systems(list(one), seed)]
-    names = [str(example.trajectory.metadata.get("framework")) for example in examples]
+    names = [_name_system(example) for example in examples]
     systems = {name: i for i, name in enumerate(dict.fromkeys(names))}
     if len(systems) < FOLDS:
         raise ConfigError(
-            f"expected labelled runs of at least {FOLDS} systems, named by metadata.framework, "
-            f"got {len(systems)}"
+            f"natural: expected labelled runs of at least {FOLDS} systems, named by "
+            f"metadata.framework, got {len(systems)}"
         )
     runs = [
         observe(attributor, scorer, example, systems[name])
@@ -262,14 +263,19 @@ def learn_natural(
 
 def _spread_systems(examples: Sequence[Example], seed: int) -> list[Example]:
     """Labelled runs, at most `MOST_OF_A_SYSTEM` of each system, drawn at random."""
-    taken: Counter[object] = Counter()
+    taken: Counter[str] = Counter()
     chosen = []
     for i in np.random.default_rng(seed).permutation(len(examples)).tolist():
-        system = examples[i].trajectory.metadata.get("framework")
+        system = _name_system(examples[i])
         if examples[i].faults is not None and taken[system] < MOST_OF_A_SYSTEM:
             taken[system] += 1
             chosen.append(examples[i])
     return chosen
+
+
+def _name_system(example: Example) -> str:
+    """The system that a run is of."""
+    return str(example.trajectory.metadata.get("framework") or example.origin)
 
 
 def choose_parts(

@@ -10,13 +10,12 @@ computed from them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from injection.anatomy import same_value, stated_answer
-from injection.english import evaluate, fill, plan, solve, write_code
-from injection.lapses import Draw, miscopy
+from injection.english import evaluate, fill, plan, solve, towns, write_code
 from injection.phases import Phase, guess
 from injection.session import Brief, Said
 from injection.systems.experts import END, TERMINAL
@@ -26,7 +25,11 @@ if TYPE_CHECKING:
 
 PLAN_LINE = re.compile(r"^(\d+)\. (?:Work out |Look up )(.+?)\.?$", re.MULTILINE)
 """One step of a plan."""
+Draw = Callable[..., float]
+"""A number from 0 to 1 that some words decide."""
+
 _PATIENCE = 2
+_NUMBER = re.compile(r"(?<![\w.{])\d+(?![\w.}])")
 _FOUND = re.compile(r"^- (.+) is (.+?)\.?$", re.MULTILINE)
 _OUTPUT = re.compile(r"exitcode: (\d).*?\nCode output:\n(.*)\Z", re.DOTALL)
 
@@ -85,6 +88,28 @@ def _misread(step: str, draw: Draw) -> str:
         if one in step:
             return step.replace(one, other, 1)
     return miscopy(step, draw)
+
+
+def miscopy(text: str, draw: Draw) -> str:
+    """A text with one number, or the name of one town, taken down wrongly; as it was without any.
+
+    Args:
+        text: The text.
+        draw: Decides which, and what becomes of it.
+    """
+    numbers = list(_NUMBER.finditer(text))
+    if numbers:
+        at = numbers[int(draw("number", text) * len(numbers))]
+        value = int(at[0])
+        wrong = value + (10 if value > 20 else 1) * (1 + int(draw("off", text) * 2))
+        return f"{text[: at.start()]}{wrong}{text[at.end() :]}"
+    for row in towns():
+        for name in (row["town"], row["mayor"], row["river"]):
+            if re.search(rf"\b{re.escape(name)}\b", text):
+                field = next(key for key in ("town", "mayor", "river") if row[key] == name)
+                others = [other[field] for other in towns() if other[field] != name]
+                return text.replace(name, others[int(draw("row", text) * len(others))])
+    return text
 
 
 def _carry_out(model: Scripted, agent: str, task: str, steps: Sequence[str]) -> str:

@@ -240,7 +240,7 @@ def _minds(config: NaturalConfig, task: Task, seed: int) -> tuple[Model, Model]:
         model: Model = _endpoint(config, seed)
         return model, Told(model, task.answer)
     scripted = Scripted(seed, **asdict(config.scripted))
-    return scripted, replace(scripted, skill=1.0, slip=0.0, care=1.0, trust=0.0, lapse=0.0)
+    return scripted, replace(scripted, skill=1.0, slip=0.0, care=1.0, trust=0.0)
 
 
 @cache

@@ -42,8 +42,6 @@ class ScriptedConfig:
     trust: float = 0.0
     """Share of (agent, task) pairs where work that is there is taken over or approved rather than
     done again, 0 to 1."""
-    lapse: float = 0.0
-    """Share of calls in which something is taken down wrongly, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

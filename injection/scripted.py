@@ -16,7 +16,6 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from dcl.errors import ConfigError
 from injection.anatomy import compute, find_flaw
@@ -26,7 +25,6 @@ from injection.english import solve
 from injection.errands import ERRANDS
 from injection.errors import AttackError
 from injection.instructions import find_order
-from injection.lapses import lapse
 from injection.phases import PHASES, present_code
 from injection.rules import Scene, corrupt
 from injection.session import Brief, Call, Reply, others_in
@@ -50,7 +48,6 @@ class Scripted:
         care: Share of (agent, task) pairs where work of others is checked before it is used.
         trust: Share of (agent, task) pairs where work that is there is taken over or approved
             rather than done again, so that early faults travel.
-        lapse: Share of calls in which something is taken down wrongly, 0 to 1.
     """
 
     seed: int = 1
@@ -58,7 +55,6 @@ class Scripted:
     slip: float = 0.6
     care: float = 0.4
     trust: float = 0.0
-    lapse: float = 0.0
 
     @property
     def name(self) -> str:
@@ -81,8 +77,6 @@ class Scripted:
         brief = Brief.parse(call.prompt)
         model = replace(self, seed=self.seed + 7919) if _HINT in call.prompt else self
         text = play(model, call.agent, brief)
-        if self.draw("lapses", call.digest) < self.lapse:
-            text = lapse(text, partial(self.draw, call.digest))
         mode = find_order(brief.request)
         if mode is not None:
             others = others_in(brief.history, call.agent)

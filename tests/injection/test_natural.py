@@ -9,8 +9,8 @@ from worlds import story_task
 from dcl.formats import read_examples
 from dcl.taxonomy import ErrorMode
 from injection.checkers import check
+from injection.discussion import miscopy
 from injection.english import towns
-from injection.lapses import lapse, miscopy
 from injection.natural import NaturalConfig, Told, collect_natural, name_mode
 from injection.records import RECORDS
 from injection.run import ScriptedConfig
@@ -20,7 +20,7 @@ from injection.systems import Experts
 from injection.systems.experts import TERMINAL
 from injection.tasks import own_tasks
 
-LUCKLESS = ScriptedConfig(skill=0.5, trust=0.3, lapse=0.08)
+LUCKLESS = ScriptedConfig(skill=0.5, trust=0.3)
 
 
 def draw(*words: object) -> float:
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workers=1,
     )
     counts = collect_natural(config)
-    assert counts["located"] > 5
+    assert counts["located"] > 3
     assert counts["right"] > counts["located"]
     assert counts.total() == 3 * 12 * 3
     assert collect_natural(config) == counts  # all done: nothing is run again
@@ -70,7 +70,7 @@ def test_correcting_the_labelled_call_makes_the_run_right(folder: Path) -> None:
         row = json.loads(line)
         task, system = tasks[row["input"]["query"]], find_system(row["metadata"]["framework"])
         model = Scripted(row["injection"]["seed"], **asdict(LUCKLESS))
-        better = replace(model, skill=1.0, slip=0.0, care=1.0, trust=0.0, lapse=0.0)
+        better = replace(model, skill=1.0, slip=0.0, care=1.0, trust=0.0)
         call = row["injection"]["decisive"]["call"]
         assert not check(task, run_system(system, task.question, model).answer).right
         mended = run_system(system, task.question, model, [Correction(better, frozenset({call}))])
@@ -116,14 +116,6 @@ def test_the_mode_follows_from_what_the_call_was_for(
     phase: str, text: str, mode: ErrorMode
 ) -> None:
     assert name_mode(phase, text) is mode
-
-
-def test_a_lapse_runs_through_the_rest_of_the_reply() -> None:
-    text = "Step 1: 12 * 7 = 84\nStep 2: 84 + 6 = 90\nAnswer: 90"
-    changed = {lapse(text, lambda *words, v=v: v) for v in (0.0, 0.3, 0.6, 0.9)}
-    assert text not in changed
-    assert any(reply.splitlines()[-1] != "Answer: 90" for reply in changed)
-    assert lapse("Nothing to take down.", draw) == "Nothing to take down."
 
 
 def test_a_name_is_taken_for_another_of_its_kind() -> None:
