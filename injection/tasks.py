@@ -99,8 +99,11 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         with _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8") as stream:
             text = stream.read()
-    except OSError as error:
-        raise ConfigError(f"{file}: expected a file of tasks: {error}") from None
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{file}: expected a file of tasks, got: {problem}; check `tasks`"
+        ) from None
     if text.lstrip().startswith("["):
         yield from ((f"{file}[{i}]", row) for i, row in enumerate(_load(text, str(file))))
         return
@@ -161,16 +164,21 @@ def _mmlu_pro(row: Mapping[str, Any], place: str, id: str) -> Task:
     """MMLU-Pro: up to ten options and the index or letter of the right one."""
     options = [str(option) for option in expect_list(row, "options", place)]
     index = row.get("answer_index")
-    answer = _LETTERS[index] if isinstance(index, int) else expect_str(row, "answer", place)
+    answer = _letter(index) if isinstance(index, int) else expect_str(row, "answer", place)
     return _choice("MMLU-Pro", row, place, str(row.get("question_id", id)), options, answer)
 
 
 def _mmlu(row: Mapping[str, Any], place: str, id: str) -> Task:
     """MMLU: four options and the index of the right one."""
     options = [str(option) for option in expect_list(row, "choices", place)]
-    index = row["answer"]
-    answer = _LETTERS[index] if isinstance(index, int) else str(index)
-    return _choice("MMLU", row, place, id, options, answer)
+    return _choice("MMLU", row, place, id, options, _letter(row["answer"]))
+
+
+def _letter(index: object) -> str:
+    """Letter of an option by its number; what is no number of an option stays as it is."""
+    if isinstance(index, int) and 0 <= index < len(_LETTERS):
+        return _LETTERS[index]
+    return str(index)
 
 
 def _choice(
