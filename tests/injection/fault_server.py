@@ -84,6 +84,10 @@ class Handler(BaseHTTPRequestHandler):
             reply["choices"][0]["message"]["content"] = self.server.text
         self.send(json.dumps(reply))
 
+    def last(self) -> None:
+        self.good()
+        self.close_connection = True
+
     def wait(self) -> None:
         time.sleep(0.05)
         self.good()
