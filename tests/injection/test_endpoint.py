@@ -220,6 +220,29 @@ def test_faults_of_the_server_lose_and_mislabel_nothing(faults: list[str], tmp_p
     )
 
 
+def play(request: dict[str, Any]) -> str:
+    """Agents know the answer, the manipulator another one."""
+    rewrites = request["messages"][0]["content"].startswith("You edit one message")
+    return "Answer: 5" if rewrites else "Answer: 2"
+
+
+def test_faults_of_the_server_are_no_failures_of_agents(tmp_path: Path) -> None:
+    tasks = tmp_path / "gsm8k.jsonl"
+    tasks.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    more: dict[str, Any] = {"agents": "endpoint", "tasks": (str(tasks),)}
+    with serve(text=play) as server:
+        found = collect(config(server, tmp_path / "calm", **more))
+    assert found.clean == {"clean_right": 1}
+    assert found.plans["proved"] + found.plans["benign"] > 0
+    with serve(*FAULTS * 3, text=play) as server:
+        for _ in range(40):
+            found = collect(config(server, tmp_path / "rough", retries=0, **more))
+            if found.clean["clean_right"] and not found.plans["no_reply"]:
+                break
+    assert not server.faults
+    assert records_of(tmp_path / "calm") == records_of(tmp_path / "rough")
+
+
 def test_a_used_up_budget_stops_cleanly_and_goes_on_later(tmp_path: Path) -> None:
     with serve(text="Answer: 5") as server:
         collect(config(server, tmp_path / "whole"))
