@@ -86,7 +86,12 @@ def report(
         if out is None:
             typer.echo(text, nl=False)
         else:
-            out.write_text(text, encoding="utf-8")
+            try:
+                out.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(
+                    f"{out}: expected a place to write, got: {error.strerror}"
+                ) from None
 
 
 @app.command()
@@ -127,8 +132,9 @@ def repair(
 
         wanted = drop_none({"tasks_per_file": tasks_per_file})
         settings = load_config(config, wanted, RunConfig)
-        agents, _ = minds_of(settings)
-        result = repair_groups(list_groups(settings), agents, dcl.load(model), seed=settings.seed)
+        result = repair_groups(
+            list_groups(settings), minds_of(settings).agents, dcl.load(model), seed=settings.seed
+        )
         typer.echo(f"before                        {result.before}")
         typer.echo(f"hint to the blamed agent      {result.after}")
         typer.echo(f"same hint to a random agent   {result.control}")

@@ -26,7 +26,9 @@ def load_config(file: Path, replaced: Mapping[str, Any], kind: type[C]) -> C:
         ConfigError: If the file cannot be read, or a key or value is wrong.
     """
     if not file.is_file():
-        raise ConfigError(f"{file}: expected a YAML file")
+        raise ConfigError(
+            f"{file}: expected a YAML file, found none; those in configs/injection can be copied"
+        )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_class_arguments(kind, as_group=False)
@@ -35,5 +37,9 @@ def load_config(file: Path, replaced: Mapping[str, Any], kind: type[C]) -> C:
     try:
         values = vars(parser.instantiate(parser.parse_args(arguments)))
     except ArgumentError as error:
-        raise ConfigError(f"{file}: " + " ".join(str(error).split())) from None
+        problem = " ".join(str(error).split())
+        raise ConfigError(
+            f"{file}: {problem}; `{kind.__name__}` in {kind.__module__.replace('.', '/')}.py says "
+            "what each key takes"
+        ) from None
     return kind(**{key: value for key, value in values.items() if key != "config"})

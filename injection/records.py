@@ -166,6 +166,18 @@ def _label(attack: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _ledger_line(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the ledger says about a record, for one that was killed before it could say so."""
+    injection = record["injection"]
+    failed = record["ground_truth"]["is_injection_successful"]
+    keys = ("agent", "mode", "strategy", "nth")
+    return {
+        "id": injection["plan"],
+        "outcome": "proved" if failed else "benign",
+        "faults": [{key: attack[key] for key in keys} for attack in injection["attacks"]],
+    }
+
+
 class Tally(NamedTuple):
     """What a folder holds so far.
 
@@ -210,11 +222,13 @@ class Store:
             for name in (RECORDS, LEDGER):
                 (folder / name).touch()
         except OSError as error:
-            raise ConfigError(f"{folder}: expected a place for records: {error}") from None
+            raise ConfigError(
+                f"{folder}: expected a folder for records, got: {error.strerror}; check --out"
+            ) from None
         self._lock = FileLock(folder / "lock")
         self._read = {RECORDS: 0, LEDGER: 0}
         self._done: dict[str, str] = {}
-        self._kept: set[str] = set()
+        self._kept: dict[str, dict[str, Any]] = {}
         with self._lock:
             self._refresh()
 
@@ -256,13 +270,18 @@ class Store:
 
     def _refresh(self) -> None:
         """Learn what is new, cut off what is torn, and note records that the ledger has missed."""
-        for row in self._news(LEDGER):
-            self._done[row["id"]] = row["outcome"]
-        for row in self._news(RECORDS):
-            self._kept.add(row["injection"]["plan"])
-        for plan in self._kept - self._done.keys():
-            self._append(LEDGER, {"id": plan, "outcome": "proved"})
-            self._done[plan] = "proved"
+        try:
+            self._done |= {row["id"]: row["outcome"] for row in self._news(LEDGER)}
+            lines = [_ledger_line(row) for row in self._news(RECORDS)]
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self.folder}: expected a folder that `run` filled, got lines without {error}; "
+                "choose another one"
+            ) from None
+        self._kept |= {line["id"]: line for line in lines}
+        for plan in self._kept.keys() - self._done.keys():
+            self._append(LEDGER, self._kept[plan])
+            self._done[plan] = self._kept[plan]["outcome"]
 
     def _news(self, name: str) -> list[dict[str, Any]]:
         """Whole lines since the last look."""
