@@ -32,7 +32,7 @@ from injection.discussion import PLAN_LINE
 from injection.endpoint import Endpoint
 from injection.errors import CheckError, ModelError
 from injection.proof import Decisive, find_decisive_step
-from injection.records import FAILED, GROUP, VERSION, Store, list_turns
+from injection.records import FAILED, GROUP, LOCATED, VERSION, Store, list_turns
 from injection.run import Group, RunConfig, list_groups, spread_local
 from injection.scripted import SCRIPTED, Scripted
 from injection.session import Call, Model, Reply, Run, run_system
@@ -229,7 +229,7 @@ def _run_seed(
     found = find_decisive_step(system, task, model, corrector, search=config.search)
     if found is None:
         return "undecided", None
-    return "located", make_natural_record(
+    return LOCATED, make_natural_record(
         name, group, run, found, model=model.name, corrector=corrector.name, seed=seed
     )
 

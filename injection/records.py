@@ -31,6 +31,9 @@ VERSION = 1
 
 RECORDS, LEDGER = "records.jsonl", "ledger.jsonl"
 
+LOCATED = "located"
+"""Outcome of a natural failure whose decisive step was found."""
+
 GROUP, FAILED = "group-", "failed-"
 """How ids of clean runs begin, and of what a model gave no usable reply for."""
 
@@ -169,6 +172,8 @@ def _label(attack: Mapping[str, Any]) -> dict[str, Any]:
 def _ledger_line(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the ledger says about a record, for one that was killed before it could say so."""
     injection = record["injection"]
+    if "decisive" in injection:
+        return {"id": injection["plan"], "outcome": LOCATED}
     failed = record["ground_truth"]["is_injection_successful"]
     keys = ("agent", "mode", "strategy", "nth")
     return {
