@@ -31,6 +31,9 @@ VERSION = 1
 
 RECORDS, LEDGER = "records.jsonl", "ledger.jsonl"
 
+LOCATED = "located"
+"""Outcome of a natural failure whose decisive step was found."""
+
 GROUP, FAILED = "group-", "failed-"
 """How ids of clean runs begin, and of what a model gave no usable reply for."""
 
@@ -74,7 +77,7 @@ def make_record(
         },
         "input": {
             "query": task.question,
-            "conversation_history": _history(faulty.run),
+            "conversation_history": list_turns(faulty.run),
             "final_output": faulty.run.answer,
         },
         "output": {"faulty_agents": faults},
@@ -102,7 +105,7 @@ def make_record(
         },
         "clean": {
             "id": f"{task.benchmark}_{model}_{plan.system}_{task.id}_clean",
-            "input": {"query": task.question, "conversation_history": _history(clean.run)},
+            "input": {"query": task.question, "conversation_history": list_turns(clean.run)},
             "metadata": {"outcome": "success"},
         },
     }
@@ -129,7 +132,7 @@ def _numbered(run: Run) -> dict[tuple[str, int], int]:
     return steps
 
 
-def _history(run: Run) -> list[dict[str, Any]]:
+def list_turns(run: Run) -> list[dict[str, Any]]:
     """Turns in the AEGIS schema."""
     return [
         {
@@ -169,6 +172,8 @@ def _label(attack: Mapping[str, Any]) -> dict[str, Any]:
 def _ledger_line(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the ledger says about a record, for one that was killed before it could say so."""
     injection = record["injection"]
+    if "decisive" in injection:
+        return {"id": injection["plan"], "outcome": LOCATED}
     failed = record["ground_truth"]["is_injection_successful"]
     keys = ("agent", "mode", "strategy", "nth")
     return {

@@ -17,8 +17,10 @@ from dcl.trajectory import Example, Fault, Trajectory, Turn
 from injection.__main__ import app
 from injection.config import load_config
 from injection.logs import inject_logs
+from injection.natural import NaturalConfig
 from injection.probes import probe_records
 from injection.records import LEDGER, RECORDS
+from injection.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
 OFFLINE = ROOT / "configs" / "injection" / "offline.yaml"
@@ -30,7 +32,8 @@ def test_every_published_configuration_is_one(file: Path) -> None:
     if file.stem == "frameworks":
         for package in ("smolagents", "langgraph", "agents"):
             pytest.importorskip(package)
-    config = load_config(file, {"out": "elsewhere", "workers": 1})
+    kind = NaturalConfig if file.stem == "natural" else RunConfig
+    config = load_config(file, {"out": "elsewhere", "workers": 1}, kind)
     assert (config.out, config.workers) == ("elsewhere", 1)
 
 
