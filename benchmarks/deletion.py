@@ -76,7 +76,8 @@ def delete(config: DeletionConfig) -> tuple[int, list[DeletionRow]]:
     examples = load_examples(config.data, config.split)[: config.limit]
     if not examples:
         raise ConfigError(f"--data: expected labelled runs in split {config.split}, found none")
-    attributor = load(config.model)
+    injected = all(example.origin == "aegis" for example in examples)
+    attributor = load(config.model, injected=injected)
     rng = np.random.default_rng(config.seed)
     falls = np.array(
         [_falls(attributor, example.trajectory, rng, config.repeats) for example in examples]

@@ -1,4 +1,4 @@
-"""What `dcl fit` learns of one system: a small linear layer on top of the frozen network.
+"""A small linear layer on top of the frozen network, for natural failures or for one system.
 
 It re-ranks the turns of a run, moves the logits of agents along with them, and shifts modes. The
 scorer applies it right after the network, so everything that scores a run is adapted alike.
@@ -51,7 +51,7 @@ _CLIP = 4.0  # standard deviations that one column may be off; a new run can be 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """Turn scores, agent scores and mode shifts, fitted on labelled runs of one system.
+    """Turn scores, agent scores and mode shifts, fitted on labelled runs.
 
     The step logits become `trust * step + columns @ weights`. An agent's logit becomes a linear
     function of its old one and of the log-odds of the posterior mass on its turns. Mode logits

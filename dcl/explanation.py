@@ -124,17 +124,24 @@ def explain(
         attributor: The model that made them.
         trajectory: The run.
         findings: What to explain.
-        words: Words to show of each turn; >= 0.
+        words: Words to show of each turn, where the model's reading heeds what words say of modes;
+            >= 0.
         sentences: Sentences to show; 0 saves the calls that weigh them.
         index: Labelled turns to show the nearest of; of a model with the same encoder.
     """
     bag = attributor.bagger(trajectory)
     lexicon = getattr(attributor.scorer, "lexicon", None)
+    heeds = all(adapter.heed for adapter in getattr(attributor.scorer, "adapters", ()))
     explained = []
     for finding in findings:
         heavy: tuple[Word, ...] = ()
         mode = finding.fault.mode
-        if mode and isinstance(lexicon, Lexicon) and isinstance(attributor.bagger, BagMaker):
+        if (
+            heeds
+            and mode
+            and isinstance(lexicon, Lexicon)
+            and isinstance(attributor.bagger, BagMaker)
+        ):
             heavy = weigh_turn(
                 attributor.bagger, lexicon, trajectory, bag, finding.turn, mode.index
             )

@@ -236,8 +236,8 @@ def load(
     Args:
         path: A name of `dcl.shipped.SHIPPED` or the folder of an exported model; None means `base`.
         injected: Read logs as the network itself does, whose agents and modes were taught by faults
-            that were injected by prompt (AEGIS). Otherwise the reading of natural failures is
-            applied where the model has one.
+            that were injected by prompt (AEGIS). Otherwise the reading of natural failures and
+            what `dcl fit` learned are applied, where the model has them.
         threads: Turns encoded side by side; None means every core this process may use.
 
     Returns:

@@ -22,8 +22,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from dcl.errors import ConfigError
 from dcl.splits import split_of
 from dcl.taxonomy import ErrorMode
@@ -33,7 +31,7 @@ from injection.endpoint import Endpoint
 from injection.errors import CheckError, ModelError
 from injection.proof import Decisive, find_decisive_step
 from injection.records import FAILED, GROUP, LOCATED, VERSION, Store, list_turns
-from injection.run import Group, RunConfig, list_groups, spread_local
+from injection.run import Group, RunConfig, work_off
 from injection.scripted import SCRIPTED, Scripted
 from injection.session import Call, Model, Reply, Run, run_system
 from injection.systems import find_system
@@ -101,10 +99,7 @@ def collect_natural(config: NaturalConfig) -> Counter[str]:
         BudgetError: If the budget is used up; what is done is kept, and a later call goes on.
     """
     store = Store(Path(config.out))
-    (Path(config.out) / "leases").mkdir(exist_ok=True)
-    done = store.outcomes()
-    groups = [group for group in list_groups(config) if group.key not in done]
-    spread_local(config)(_work, config, groups)
+    work_off(_run_group, config, store)
     outcomes = store.outcomes()
     return Counter(
         outcome
@@ -184,21 +179,6 @@ def make_natural_record(
     }
 
 
-def _work(config: RunConfig, group: Group, wait: bool) -> bool:
-    """One group under a lease; False if another process holds it and we are not to wait."""
-    assert isinstance(config, NaturalConfig)
-    out = Path(config.out)
-    try:
-        with FileLock(out / "leases" / group.key, timeout=-1 if wait else 0):
-            store = _store(config.out)
-            done = store.outcomes()
-            if group.key not in done:
-                _run_group(config, group, store, done)
-    except Timeout:
-        return False
-    return True
-
-
 def _run_group(config: NaturalConfig, group: Group, store: Store, done: Mapping[str, str]) -> None:
     """One system on one task with every seed."""
     complete = True
@@ -241,12 +221,6 @@ def _minds(config: NaturalConfig, task: Task, seed: int) -> tuple[Model, Model]:
         return model, Told(model, task.answer)
     scripted = Scripted(seed, **asdict(config.scripted))
     return scripted, replace(scripted, skill=1.0, slip=0.0, care=1.0, trust=0.0)
-
-
-@cache
-def _store(out: str) -> Store:
-    """The store of this process."""
-    return Store(Path(out))
 
 
 @cache

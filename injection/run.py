@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import repeat
 from pathlib import Path
 from threading import Thread
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -141,11 +141,29 @@ def collect(config: RunConfig, spread: Spread | None = None) -> Tally:
     """
     minds_of.cache_clear()  # each collection has a budget of its own
     store = Store(Path(config.out))
-    (Path(config.out) / "leases").mkdir(exist_ok=True)
+    work_off(_run_group, config, store, spread)
+    return tally(store.outcomes())
+
+
+RunGroup = Callable[[Any, Group, Store, dict[str, str]], None]
+"""Does what is left of one group; gets the configuration, the store, and the outcomes so far."""
+
+
+def work_off(
+    run_group: RunGroup, config: RunConfig, store: Store, spread: Spread | None = None
+) -> None:
+    """Do all groups that are not done yet, each under a lease.
+
+    Args:
+        run_group: Does one group; a function of a module, as processes are sent it.
+        config: What to run.
+        store: Of its folder.
+        spread: Where to; None is this machine.
+    """
+    (store.folder / "leases").mkdir(exist_ok=True)
     done = store.outcomes()
     groups = [group for group in list_groups(config) if group.key not in done]
-    (spread or spread_local(config))(_work, config, groups)
-    return tally(store.outcomes())
+    (spread or spread_local(config))(partial(_hold, run_group), config, groups)
 
 
 Work = Callable[[RunConfig, Group, bool], bool]
@@ -201,7 +219,7 @@ def _end_with_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _work(config: RunConfig, group: Group, wait: bool) -> bool:
+def _hold(run_group: RunGroup, config: RunConfig, group: Group, wait: bool) -> bool:
     """One group under a lease; False if another process holds it and we are not to wait."""
     out = Path(config.out)
     try:
@@ -209,7 +227,7 @@ def _work(config: RunConfig, group: Group, wait: bool) -> bool:
             store = _store(config.out)
             done = store.outcomes()
             if group.key not in done:
-                _run_group(config, group, store, done)
+                run_group(config, group, store, done)
     except Timeout:
         return False
     return True

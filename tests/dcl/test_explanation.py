@@ -105,7 +105,7 @@ def test_references_go_back_only() -> None:
 def test_the_shipped_model_explains_what_it_finds() -> None:
     from dcl.explanation import explain, probability
 
-    attributor = load(threads=1)
+    attributor = load(threads=1, injected=True)
     run = make_run(
         ("planner", "Split the bill among four friends."),
         ("worker", "I skip the check. The total is 17. Nobody asked for more."),
@@ -122,3 +122,13 @@ def test_the_shipped_model_explains_what_it_finds() -> None:
     fall = findings[0].prob - probability(attributor(cut), findings[0])
     assert fall == pytest.approx(best.fall, abs=0.05)
     assert told.to_dict()["like"] is None
+
+
+def test_no_words_are_shown_where_modes_do_not_follow_from_them() -> None:
+    from dcl.explanation import explain
+
+    attributor = load(threads=1)
+    run = make_run(("planner", "Split the bill."), ("worker", "I skip the check. It is 17."))
+    (told,) = explain(attributor, run, attributor(run).findings(top_k=1))
+    assert told.words == ()
+    assert told.sentences
