@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
@@ -20,7 +21,7 @@ def to_onnx(
     *,
     limits: Mapping[str, int | None] = MappingProxyType({}),
 ) -> ONNXProgram:
-    """Trace a module.
+    """Trace a module; the graph says nothing of the files and the lines it comes from.
 
     Args:
         module: In evaluation mode.
@@ -50,7 +51,21 @@ def to_onnx(
         )
     if program is None:
         raise RuntimeError("torch.onnx.export gave no program")
+    forget_origin(program.model)
     return program
+
+
+def forget_origin(model: ir.Model) -> None:
+    """Take out what the exporter notes at every node, stack traces with names of folders in them.
+
+    Args:
+        model: Changed in place; what it computes stays the same.
+    """
+    for part in (model.graph, *model.functions.values()):
+        for node in part.all_nodes():
+            for noted in (node, *node.outputs):
+                noted.metadata_props.clear()
+                noted.doc_string = None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dcl.errors import ArtifactError, ConfigError, ParityError
 from dcl.inference import load_trained
 from dcl.model import BagTensors, Model, ModelConfig
 from dcl.runtime import OUTPUTS, load, open_session
+from dcl.shipped import find_model
 from dcl.splits import group_of, split_of
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example, Fault, Trajectory, Turn
@@ -96,6 +97,14 @@ def test_the_graph_takes_the_bag_and_gives_the_outputs_of_the_runtime(head: Path
     assert inputs["reply_to"] == ["B", "T"]
     assert outputs["pair"] == ["B", "A", len(MODES)]
     assert outputs["attention"] == ["B", "T", len(MODES)]
+
+
+def test_the_graph_tells_nothing_of_the_machine_it_was_made_on(head: Path) -> None:
+    assert b"model.py" not in head.read_bytes()
+    shipped = find_model("base")
+    for name in (HEAD, ENCODER):
+        graph = onnx.load(str(shipped / name))
+        assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)
 
 
 @settings(deadline=None, max_examples=60)
