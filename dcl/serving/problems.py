@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dcl.errors import TraceError
 
 PROBLEM = "application/problem+json"
+LINGER_S = 1.0
 _TITLES = {
     400: "The request cannot be read",
     401: "The API key is missing or wrong",
@@ -175,8 +177,8 @@ class Limits:
                 await self._app(scope, _replay(body, receive), send)
                 return
             refusal = body
-        refusal.headers["Connection"] = "close"  # the rest of the body is not read
-        await refusal(scope, receive, send)
+        refusal.headers["Connection"] = "close"
+        await refusal(scope, receive, _lingering(receive, send))
 
     def _may_enter(self, path: str, given: bytes) -> bool:
         """Whether a request has the key; health is everybody's."""
@@ -210,6 +212,31 @@ class Limits:
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
+
+
+def _lingering(receive: Receive, send: Send) -> Send:
+    """A channel that ends an answer when the client has sent all, or after `LINGER_S`.
+
+    A connection that is closed while bytes of the request are unread is reset, and a reset may
+    overtake the answer: the client would see a broken connection and not the refusal.
+    """
+
+    async def send_then_drain(message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_drain(receive), LINGER_S)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return send_then_drain
+
+
+async def _drain(receive: Receive) -> None:
+    """Read and forget what is left of a request."""
+    while (await receive()).get("more_body"):
+        pass
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -353,6 +353,18 @@ def test_large_and_slow_requests_are_refused(model: Path) -> None:
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
+def test_a_client_that_sends_on_after_a_refusal_still_reads_it(model: Path) -> None:
+    settings = ServerSettings(body_bytes=1000)
+    with serving(partial(load, model, threads=1), settings) as client:
+        address = (client.base_url.host, client.base_url.port or 0)
+        with socket.create_connection(address) as sender:
+            sender.sendall(
+                b"POST /v1/attribute HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+            )
+            sender.sendall(b"x" * 9_000_000)
+            assert sender.recv(100).startswith(b"HTTP/1.1 413")
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [("/v1/attribute", RUN.to_dict()), ("/v1/sessions/r/turns", {"turns": TURNS[:1]})],
