@@ -89,7 +89,7 @@ def alarms_to_markdown(
     """
     head = ["score", "AUROC", f"alarms on sound runs at {detection:.0%} of failures found"]
     body = [[row.name, _cell(row.auroc), _cell(row.alarms)] for row in rows]
-    lines = [f"Runs: {failed} failed, {sound} went well.", "", *_lines(head, body)]
+    lines = [f"Runs: {failed} failed, {sound} went well.", "", *table(head, body)]
     return "\n".join(lines) + "\n"
 
 
@@ -109,7 +109,7 @@ def _table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
         [row.predictor, *(_cell(row.scores[key]) if key in row.scores else "" for key in there)]
         for row in rows
     ]
-    return ["", *_lines(["predictor", *there.values()], body)]
+    return ["", *table(["predictor", *there.values()], body)]
 
 
 def _gap_table(rows: Sequence[Row]) -> list[str]:
@@ -119,10 +119,10 @@ def _gap_table(rows: Sequence[Row]) -> list[str]:
         return []
     keys = {k: v for k, v in {**_GAPS, **_STEPS}.items() if k in with_gaps[0].gaps}
     body = [[row.predictor, *(_cell(row.gaps[key]) for key in keys)] for row in with_gaps]
-    return ["", "The model minus each floor, paired:", "", *_lines(["floor", *keys.values()], body)]
+    return ["", "The model minus each floor, paired:", "", *table(["floor", *keys.values()], body)]
 
 
-def _lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table."""
     rule = ["---", *("---:" for _ in head[1:])]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *body)]

@@ -1,4 +1,4 @@
-"""The command line: `python -m export encoder | convert`.
+"""The command line: `python -m export encoder | convert | static`.
 
 Exit codes are those of `dcl`: 2 for wrong usage, 3 for a run that cannot be read, 4 for a model
 that is missing, damaged, or did not pass a gate.
@@ -16,7 +16,7 @@ import typer
 
 from dcl.artifact import ENCODER, HEAD, read_manifest
 from dcl.errors import ConfigError, DclError
-from dcl.formats import read_examples
+from dcl.formats import read_examples, read_trajectories
 
 app = typer.Typer(
     help="From torch to ONNX, with a parity gate at the end.",
@@ -36,6 +36,10 @@ def encoder(
     head: Annotated[int, typer.Option(help="Tokens read from the start of a turn.")] = 94,
     tail: Annotated[int, typer.Option(help="Tokens read from the end of a longer turn.")] = 32,
     int8: Annotated[bool, typer.Option(help="Quantise the weights.")] = True,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(help="Logs whose turns fix the scales: static int8; may be repeated."),
+    ] = None,
     keep_fp32: Annotated[
         bool, typer.Option("--keep-fp32", help="Write encoder_fp32.onnx, too.")
     ] = False,
@@ -43,8 +47,18 @@ def encoder(
     """Make an encoder folder of a sentence-transformers model."""
     with complain():
         from export.encoder import export_encoder
+        from export.qdq import draw_turns
 
-        export_encoder(source, out, head=head, tail=tail, int8=int8, keep_fp32=keep_fp32)
+        logs = chain.from_iterable(map(read_trajectories, calibrate or ()))
+        export_encoder(
+            source,
+            out,
+            head=head,
+            tail=tail,
+            int8=int8,
+            turns=draw_turns(logs) if calibrate else None,
+            keep_fp32=keep_fp32,
+        )
         _report(out, ENCODER)
 
 
@@ -77,6 +91,25 @@ def convert(
             points=points,
         )
         _report(out, HEAD)
+
+
+@app.command()
+def static(
+    model: Annotated[Path, typer.Argument(help="Folder that `convert` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    data: Annotated[list[Path], typer.Option(help="Labelled runs; may be repeated.")],
+    source: Annotated[
+        str, typer.Option(help="Where the encoder of the model is from, as `encoder` takes it.")
+    ] = "minilm",
+    points: Annotated[float, typer.Option(help="Most points of pair F1 that it may cost.")] = 0.5,
+) -> None:
+    """Give an exported model an encoder of static int8, which runs on any engine."""
+    with complain():
+        from export.static import make_static
+
+        examples = chain.from_iterable(map(read_examples, data))
+        make_static(model, out, source=source, examples=examples, points=points)
+        _report(out, ENCODER)
 
 
 @contextmanager

@@ -42,10 +42,12 @@ from torch.nn import functional as F
 
 import dcl
 from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, hash_file, write_artifact
+from dcl.engines import ENGINES, EngineName, open_session
 from dcl.errors import ArtifactError, ConfigError, ParityError
-from dcl.runtime import Encoder, load_bagger, open_session
+from dcl.runtime import Encoder, load_bagger
 from dcl.taxonomy import MODES
 from export.graph import silence, to_onnx
+from export.qdq import quantise_static
 
 FP32 = "encoder_fp32.onnx"
 """The graph before quantising, for the check of a model that was trained on the int8 one."""
@@ -58,6 +60,9 @@ TOLERANCE = 1e-4
 """Most by which an entry of a vector may differ from torch."""
 LEAST_COSINE = 0.985
 """Least mean cosine between the vectors of the int8 and of the fp32 graph."""
+
+_MASK = 4
+"""Inputs of onnxruntime's attention before the masks: query, key, value and their bias."""
 
 SHAPES = ((1, 1), (1, 3), (2, 3), (1, 32), (3, 20), (6, 64), (2, 128))
 """Turns and tokens of the random batches that torch and onnxruntime must agree on."""
@@ -108,6 +113,7 @@ def export_encoder(
     head: int = 94,
     tail: int = 32,
     int8: bool = True,
+    turns: Sequence[str] | None = None,
     keep_fp32: bool = False,
 ) -> Path:
     """Convert a turn encoder; it appears whole and checked, or not at all.
@@ -118,6 +124,8 @@ def export_encoder(
         head: Tokens read from the start of a long turn; > 0.
         tail: Tokens read from its end; >= 0.
         int8: Quantise the weights, which makes the graph four times smaller and faster.
+        turns: Real turns that fix the scales of activations; such a graph runs on all engines.
+            None takes the scales from each turn as it is read.
         keep_fp32: Write the graph before quantising, too.
 
     Returns:
@@ -134,20 +142,26 @@ def export_encoder(
         place = EncoderSource(path=Path(scratch), window=Window(head=head, tail=tail))
         fp32, graph = place.path / FP32, place.path / ENCODER
         shutil.copy(found.folder / TOKENIZER, place.path / TOKENIZER)
-        trace(model, fp32)
-        parity: dict[str, Any] = {"fp32": check_fp32(model, fp32)}
-        if int8:
-            quantise(fp32, graph)
-            parity["int8"] = check_int8(place, fp32)
-        else:
+        padded = turns is None
+        trace(model, fp32, padded=padded)
+        parity: dict[str, Any] = {"fp32": check_fp32(model, fp32, padded=padded)}
+        engines: list[EngineName] = ["onnxruntime"]
+        if not int8:
             shutil.copy(fp32, graph)
+        elif turns is None:
+            quantise(fp32, graph)
+        else:
+            quantise_static(fp32, graph, read_windows(place, turns))
+            engines = list_engines()
+        if int8:
+            parity |= check_int8(place, fp32, engines)
         names = [ENCODER, TOKENIZER, *([FP32] if keep_fp32 else [])]
 
         def write_files(folder: Path) -> None:
             for name in names:
                 shutil.copy(place.path / name, folder / name)
 
-        notes = describe(found, model, parity)
+        notes = {**describe(found, model, parity), "engines": engines}
         return write_artifact(out, write_files, window=place.window, notes=notes)
 
 
@@ -223,12 +237,12 @@ class TurnEncoder(nn.Module):
         self.limit: int | None = getattr(self.m.config, "max_position_embeddings", None)
         self._whole = [model]  # in a list, as it is no part of this module
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Encode turns.
 
         Args:
             ids: `(B, L)` int64, padded on the right.
-            mask: `(B, L)` int64, 1 where there is a token.
+            mask: `(B, L)` int64, 1 where there is a token; None where all turns have one length.
 
         Returns:
             `(B, E)` float32, unit norm.
@@ -237,7 +251,9 @@ class TurnEncoder(nn.Module):
         if self.pooling == "cls":
             pooled = h[:, 0]
         elif self.pooling == "max":
-            pooled = h.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
+            pooled = (h if mask is None else h.masked_fill(mask[..., None] == 0, -1e9)).amax(dim=1)
+        elif mask is None:
+            pooled = h.mean(dim=1)
         else:
             w = mask.unsqueeze(-1).to(h.dtype)
             pooled = (h * w).sum(1) / w.sum(1).clamp(min=1)
@@ -282,31 +298,34 @@ def load_source(source: Source, *, longest: int) -> TurnEncoder:
     return encoder
 
 
-def trace(model: TurnEncoder, file: Path) -> None:
+def trace(model: TurnEncoder, file: Path, *, padded: bool = True) -> None:
     """Write the graph in float32, fused for onnxruntime.
 
     Args:
         model: In evaluation mode.
         file: Where.
+        padded: Take turns of several lengths and a mask; otherwise turns have one length, and the
+            graph holds no node that OpenVINO does not know.
     """
     ids, mask = draw_tokens(model, 3, 20, seed=0)
-    program = to_onnx(
-        model,
-        {"ids": (ids, ("B", "L")), "mask": (mask, ("B", "L"))},
-        ["vec"],
-        limits={"L": model.limit},
-    )
-    graph = program.model
+    inputs = {"ids": (ids, ("B", "L"))}
+    if padded:
+        inputs["mask"] = (mask, ("B", "L"))
+    graph = to_onnx(model, inputs, ["vec"], limits={"L": model.limit}).model
     with silence():
-        fuse(graph)
+        fuse(graph, padded=padded)
     ir.save(graph, file)
 
 
-def fuse(graph: ir.Model) -> None:
+def fuse(graph: ir.Model, *, padded: bool = True) -> None:
     """Replace groups of nodes by the ones onnxruntime has for them, in place.
 
     These are the steps of `onnxscript.rewriter.ort_fusions.optimize_for_ort` that a transformer
     encoder needs, without the last one, which would hide query, key and value from quantising.
+
+    Args:
+        graph: The graph.
+        padded: As `trace` takes it.
     """
     rewrite(graph, [gemm_to_matmul_add_rule])
     passes.ShapeInferencePass()(graph)
@@ -315,8 +334,12 @@ def fuse(graph: ir.Model) -> None:
     optimize(graph)
     rewrite(graph, [_make_sum_rule()])
     fuse_sdpa(graph, apply_shape_inference=True)
-    for step in (fuse_mha1, fuse_mha2, fuse_mha_bias, fuse_bias_gelu):
+    for step in (fuse_mha1, fuse_mha2, fuse_mha_bias):
         step(graph)
+    if padded:
+        fuse_bias_gelu(graph)
+    else:
+        _drop_masks(graph)
     optimize(graph)
     ir.passes.Sequential(
         passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=1),
@@ -324,6 +347,14 @@ def fuse(graph: ir.Model) -> None:
         passes.ShapeInferencePass(),
         passes.ClearMetadataAndDocStringPass(),
     )(graph)
+
+
+def _drop_masks(graph: ir.Model) -> None:
+    """Take the mask of attention away, which transformers makes also where it hides nothing."""
+    for node in graph.graph:
+        if node.op_type == "MultiHeadAttention":
+            node.resize_inputs(_MASK)
+    passes.RemoveUnusedNodesPass()(graph)
 
 
 def _make_sum_rule() -> RewriteRule:
@@ -367,12 +398,13 @@ def quantise(fp32: Path, file: Path) -> None:
         )
 
 
-def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
+def check_fp32(model: TurnEncoder, file: Path, *, padded: bool = True) -> dict[str, Any]:
     """Compare the float32 graph with sentence-transformers on random tokens.
 
     Args:
         model: The model.
         file: The graph.
+        padded: Whether it takes a mask.
 
     Returns:
         For the manifest: largest difference, tolerance, and shapes tried.
@@ -383,8 +415,9 @@ def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
     session = open_session(file)
     worst = 0.0
     for seed, shape in enumerate(SHAPES):
-        ids, mask = draw_tokens(model, *shape, seed=seed)
-        got = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0]
+        ids, mask = draw_tokens(model, *shape, seed=seed, padded=padded)
+        feed = {"ids": ids.numpy(), **({"mask": mask.numpy()} if padded else {})}
+        got = session.run(None, feed)[0]
         difference = float(np.abs(got - model.reference(ids, mask).numpy()).max())
         if not difference <= TOLERANCE:  # also true for nan
             raise ParityError(
@@ -395,38 +428,55 @@ def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
     return {"max_difference": worst, "tolerance": TOLERANCE, "shapes": [list(s) for s in SHAPES]}
 
 
-def check_int8(place: EncoderSource, fp32: Path) -> dict[str, Any]:
-    """Compare the int8 graph with the float32 graph on sentences.
+def check_int8(
+    place: EncoderSource, fp32: Path, engines: Sequence[EngineName] = ("onnxruntime",)
+) -> dict[str, Any]:
+    """Compare the int8 graph with the float32 graph on sentences, on every engine.
 
     Args:
         place: Folder with the int8 graph and the tokenizer.
         fp32: The other graph.
+        engines: Engines that the int8 graph is to run on.
 
     Returns:
-        For the manifest: mean and least cosine, and the bound.
+        For the manifest, by engine: mean and least cosine, and the bound.
 
     Raises:
-        ParityError: If the mean cosine is under `LEAST_COSINE`.
+        ParityError: If a mean cosine is under `LEAST_COSINE`.
     """
-    windows = read_sentences(place)
-    pairs = [Encoder(file)(windows) for file in (place.path / ENCODER, fp32)]
-    cosines = (pairs[0] * pairs[1]).sum(axis=1)
-    mean = float(cosines.mean())
-    if not mean >= LEAST_COSINE:  # also true for nan
-        raise ParityError(
-            f"int8 vectors: expected a mean cosine to float32 of at least {LEAST_COSINE}, "
-            f"got {mean:.4f} over {len(windows)} sentences; nothing was written"
-        )
-    return {"mean_cosine": mean, "least_cosine": float(cosines.min()), "bound": LEAST_COSINE}
+    windows = read_windows(place, SENTENCES)
+    expected = Encoder(fp32)(windows)
+    found = {}
+    for engine in engines:
+        cosines = (Encoder(place.path / ENCODER, engine=engine)(windows) * expected).sum(axis=1)
+        mean = float(cosines.mean())
+        if not mean >= LEAST_COSINE:  # also true for nan
+            raise ParityError(
+                f"int8 vectors on {engine}: expected a mean cosine to float32 of at least "
+                f"{LEAST_COSINE}, got {mean:.4f} over {len(windows)} sentences; nothing was written"
+            )
+        found["int8" if engine == "onnxruntime" else engine] = {
+            "mean_cosine": mean,
+            "least_cosine": float(cosines.min()),
+            "bound": LEAST_COSINE,
+        }
+    return found
 
 
-def read_sentences(place: EncoderSource) -> Sequence[NDArray[np.int32]]:
-    """Windows of `SENTENCES` as the encoder reads them, each `(L,)` int32."""
+def list_engines() -> list[EngineName]:
+    """Engines that are installed."""
+    return [name for name in ENGINES if find_spec(name) is not None]
+
+
+def read_windows(place: EncoderSource, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+    """Texts as the encoder reads them, each `(L,)` int32."""
     bagger = load_bagger(place)
-    return [bagger.window(ids) for ids in bagger.tokenize(SENTENCES)]
+    return [bagger.window(ids) for ids in bagger.tokenize(texts)]
 
 
-def draw_tokens(model: TurnEncoder, B: int, L: int, *, seed: int) -> tuple[Tensor, Tensor]:
+def draw_tokens(
+    model: TurnEncoder, B: int, L: int, *, seed: int, padded: bool = True
+) -> tuple[Tensor, Tensor]:
     """Random tokens: the first turn is full, the others are padded on the right.
 
     Args:
@@ -434,13 +484,14 @@ def draw_tokens(model: TurnEncoder, B: int, L: int, *, seed: int) -> tuple[Tenso
         B: Turns; > 0.
         L: Tokens of the longest; > 0.
         seed: Of the numbers.
+        padded: Otherwise all turns are full.
 
     Returns:
         Ids and mask, each `(B, L)` int64.
     """
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, L + 1, (B,), generator=rng)
-    lengths[0] = L
+    lengths[0 : 1 if padded else B] = L
     mask = (torch.arange(L) < lengths[:, None]).long()
     return torch.randint(model.m.config.vocab_size, (B, L), generator=rng) * mask, mask
 
