@@ -171,7 +171,7 @@ class ContextLayer(nn.Module):
 
         Args:
             turns: `(B, T, D)`.
-            distance: `(B, H, T, T + 1)`, what `space` gives.
+            distance: `(B, H, T, T + 1)`, what `measure_distance` gives.
 
         Returns:
             `(B, T, D)`.
@@ -258,7 +258,7 @@ class Network(nn.Module):
         it every agent is unknown to the bank.
         """
         turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
-        distance = space(relate(reply_to, member))  # (B, H, T, T + 1)
+        distance = measure_distance(relate(reply_to, member))  # (B, H, T, T + 1)
         for layer in self.context:
             turns = layer(turns, distance)
         turns = self.output_norm(turns)
@@ -476,7 +476,7 @@ def relate(reply_to: Tensor, member: Tensor) -> Tensor:
     return torch.stack([relations[name] for name in RELATIONS], dim=1)
 
 
-def space(allowed: Tensor) -> Tensor:
+def measure_distance(allowed: Tensor) -> Tensor:
     """How far each turn is from what its heads may look at.
 
     At 2,000 turns such a tensor has 128 MB, so all layers share this one, and each makes as few of

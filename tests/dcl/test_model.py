@@ -20,8 +20,8 @@ from dcl.model import (
     M,
     ModelConfig,
     Network,
+    measure_distance,
     relate,
-    space,
 )
 from dcl.training import compute_loss
 
@@ -311,7 +311,7 @@ def test_attention_follows_its_definition(slope: float) -> None:
     turns = torch.randn(6, TINY.width)
     allowed = torch.rand(len(RELATIONS), 6, 6) < 0.4
     silence_feed(layer)
-    got = layer(turns[None], space(allowed[None]))[0] - turns
+    got = layer(turns[None], measure_distance(allowed[None]))[0] - turns
     assert agree(got, slow_attention(layer, turns, allowed))
 
 
@@ -324,11 +324,11 @@ def test_the_first_turn_has_no_past_and_the_last_no_future() -> None:
     moved = turns.clone()
     moved[0, 1:] += 1.0
     past = (order[:, None] > order[None, :]).expand(1, len(RELATIONS), 4, 4)
-    before, after = layer(turns, space(past)), layer(moved, space(past))
+    before, after = layer(turns, measure_distance(past)), layer(moved, measure_distance(past))
     assert agree(before[0, 0], after[0, 0])
     assert not agree(before[0, 3], after[0, 3])
     nobody = torch.zeros(1, len(RELATIONS), 1, 1, dtype=torch.bool)
-    alone = layer(turns[:, :1], space(nobody))
+    alone = layer(turns[:, :1], measure_distance(nobody))
     assert agree(before[0, 0], alone[0, 0])
 
 
@@ -344,7 +344,9 @@ def test_each_head_follows_its_own_relation() -> None:
     for head in range(len(RELATIONS)):
         allowed = nothing.clone()
         allowed[:, head] = True
-        difference = layer(turns, space(allowed)) - layer(turns, space(nothing))
+        difference = layer(turns, measure_distance(allowed)) - layer(
+            turns, measure_distance(nothing)
+        )
         changed = difference.abs().sum(dim=(0, 1)) > 1e-6
         assert changed.nonzero().ravel().tolist() == list(range(head * share, (head + 1) * share))
 
