@@ -261,6 +261,28 @@ def latency_command(
         typer.echo(to_table(report), nl=False)
 
 
+@app.command("breakdown")
+def breakdown_command(
+    data: Annotated[
+        list[Path], typer.Option(help="Log whose turns fix the scales of static int8; repeatable.")
+    ],
+    work: Annotated[Path, typer.Option(help="Folder that keeps the graphs, as of latency.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Of the turn.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each graph.")] = 60,
+) -> None:
+    """Show where the time of one turn goes, and how near it comes to the machine's peak."""
+    from benchmarks.breakdown import break_down, list_graphs
+    from benchmarks.breakdown import to_markdown as to_table
+    from benchmarks.latency import LatencyConfig, make_setup
+    from benchmarks.materials import make_encoders
+
+    with _errors():
+        setup = make_setup(LatencyConfig(data=tuple(data), work=work))
+        make_encoders(setup, data)
+        rows = break_down(list_graphs(setup), Path(setup.source), tokens=tokens, repeats=repeats)
+        typer.echo(to_table(rows), nl=False)
+
+
 @app.command("growth")
 def growth_command(
     data: Annotated[list[Path], typer.Option(help="Log whose runs are used; repeatable.")],

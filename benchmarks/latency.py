@@ -195,17 +195,8 @@ def measure(config: LatencyConfig) -> LatencyReport:
         ConfigError: If turns of a size are missing.
     """
     artifact = open_artifact(config.model)
-    tokens = artifact.window.head + artifact.window.tail + 2
-    setup = Setup(
-        threads=config.threads,
-        tokens=tokens,
-        model=str(config.model or ""),
-        source=str(find_source(config.source).folder),
-        work=str(config.work),
-        llm=str(config.llm or ""),
-    )
-    config.work.mkdir(parents=True, exist_ok=True)
-    pool = Pool(load_bagger(artifact), config.data, tokens)
+    setup = make_setup(config)
+    pool = Pool(load_bagger(artifact), config.data, setup.tokens)
     absent = make_materials(setup, config.data)
     meter = Meter(config.work)
     workers: list[Worker] = []
@@ -227,14 +218,38 @@ def measure(config: LatencyConfig) -> LatencyReport:
     machine = {
         **describe_machine(),
         "threads": config.threads,
-        "tokens a turn": tokens,
+        "tokens a turn": setup.tokens,
         "clock": config.clock,
     }
     return LatencyReport(machine, rounds, list(rows.values()), absent)
 
 
-def count_operations(source: Path, lengths: Sequence[int]) -> float:
-    """Operations of the matrix products of a transformer encoder; a multiply-add is two.
+def make_setup(config: LatencyConfig) -> Setup:
+    """What contenders are made from; its folder is there afterwards.
+
+    Args:
+        config: What to measure.
+
+    Raises:
+        ArtifactError: If the model is missing or damaged.
+        ConfigError: If the source of its encoder is not found.
+    """
+    window = open_artifact(config.model).window
+    config.work.mkdir(parents=True, exist_ok=True)
+    return Setup(
+        threads=config.threads,
+        tokens=window.head + window.tail + 2,
+        model=str(config.model or ""),
+        source=str(find_source(config.source).folder),
+        work=str(config.work),
+        llm=str(config.llm or ""),
+    )
+
+
+def count_operations(source: Path, lengths: Sequence[int]) -> tuple[float, float]:
+    """Operations of a transformer encoder: in products with weights, and in attention.
+
+    A multiply-add is two.
 
     Args:
         source: Folder with its `config.json`, of the family of BERT.
@@ -242,9 +257,10 @@ def count_operations(source: Path, lengths: Sequence[int]) -> float:
     """
     config = json.loads((source / "config.json").read_bytes())
     width, inner = config["hidden_size"], config["intermediate_size"]
+    layers = 2.0 * config["num_hidden_layers"]
     weights = 4 * width**2 + 2 * width * inner
-    products = sum(weights * n + 2 * width * n**2 for n in lengths)
-    return 2.0 * config["num_hidden_layers"] * products
+    attention = sum(2 * width * n**2 for n in lengths)
+    return layers * weights * sum(lengths), layers * attention
 
 
 def describe_machine() -> dict[str, Any]:
@@ -283,7 +299,7 @@ def _measure_round(
             row.run_s.setdefault(number, []).append(seconds_of_run)
             if number == max(runs):
                 row.tokens_per_s.append(sum(longest) / seconds_of_run)
-    work = count_operations(Path(setup.source), longest)
+    work = sum(count_operations(Path(setup.source), longest))
     return Round(meter(), sum(longest), work)
 
 

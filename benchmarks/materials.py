@@ -18,6 +18,20 @@ from export.qdq import draw_turns
 _RUNS = 300
 
 
+def make_encoders(setup: Setup, data: Sequence[Path]) -> None:
+    """Make the encoders of `dcl` that are not there yet, in dynamic and in static int8.
+
+    Args:
+        setup: Where, and what from.
+        data: Logs; some of their turns fix the scales of static int8.
+    """
+    if not setup.int8.exists():
+        export_encoder(setup.source, setup.int8)
+    if not setup.static.exists():
+        runs = (run for path in data for run in islice(read_trajectories(path), _RUNS))
+        export_encoder(setup.source, setup.static, turns=draw_turns(runs), keep_fp32=True)
+
+
 def make_materials(setup: Setup, data: Sequence[Path]) -> dict[str, str]:
     """Make what is not there yet.
 
@@ -28,10 +42,9 @@ def make_materials(setup: Setup, data: Sequence[Path]) -> dict[str, str]:
     Returns:
         Why something could not be made, by the name of the folder or file that is missing.
     """
+    make_encoders(setup, data)
     source = Path(setup.source)
-    makers: dict[Path, Callable[[Path], object]] = {
-        setup.int8: lambda folder: export_encoder(setup.source, folder),
-        setup.static: lambda folder: export_encoder(setup.source, folder, turns=_turns(data)),
+    makers: dict[Path, Callable[[Path], None]] = {
         setup.plain: lambda folder: export_plain(source, folder, tokens=setup.tokens),
         setup.distilled: lambda folder: distil(source, folder),
         setup.floor: lambda file: fit_floor(data, file),
@@ -42,7 +55,7 @@ def make_materials(setup: Setup, data: Sequence[Path]) -> dict[str, str]:
             try:
                 make(place)
             except ImportError as error:
-                problems[place.name] = str(error)
+                problems[place.name] = " ".join(str(error).split())
     return problems
 
 
@@ -65,7 +78,7 @@ def export_plain(source: Path, folder: Path, *, tokens: int) -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.m = AutoModel.from_pretrained(source, local_files_only=True).eval()
+            self.m = AutoModel.from_pretrained(source, local_files_only=True)
 
         def forward(
             self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
@@ -78,7 +91,7 @@ def export_plain(source: Path, folder: Path, *, tokens: int) -> None:
             ).last_hidden_state
             return found
 
-    model = States()
+    model = States().eval()
     example = torch.ones(2, 20, dtype=torch.int64)
     inputs = {
         name: (example, ("B", "L")) for name in ("input_ids", "attention_mask", "token_type_ids")
@@ -125,12 +138,6 @@ def fit_floor(data: Iterable[Path], file: Path) -> None:
     half = len(labelled) // 2
     file.parent.mkdir(parents=True, exist_ok=True)
     TfIdf.fit(labelled[:half], labelled[half:], strengths=(8.0,)).save(file)
-
-
-def _turns(data: Iterable[Path]) -> list[str]:
-    """Real turns that fix the scales of static int8."""
-    runs = (run for path in data for run in islice(read_trajectories(path), _RUNS))
-    return draw_turns(runs)
 
 
 @contextmanager

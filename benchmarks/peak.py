@@ -57,7 +57,7 @@ class Meter:
             self._fp32.append((lambda: fp32(ctypes.c_long(_ROUNDS)), float(_ROUNDS * _FP32)))
             self._int8.append((lambda: int8(ctypes.c_long(_ROUNDS)), float(_ROUNDS * _INT8)))
 
-    def __call__(self, repeats: int = 5) -> Peak:
+    def __call__(self, repeats: int = 10) -> Peak:
         """Measure now.
 
         Args:
