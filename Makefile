@@ -1,5 +1,6 @@
 # make demo   install what users install, and attribute the bundled failing run
 # make test   the whole gate but for the slow tests; CI runs the same
+# make test-autogen test-crewai   the plugs of frameworks that need an environment of their own
 PYTHON ?= python3
 # Named exactly and first, so that no other package pulls in a GPU build of several gigabytes.
 TORCH ?= torch==2.13.0
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml $(shell find dcl -name '*.py') $(wildcard dcl/pretrained/*)
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all test-autogen test-crewai lint format clean
 
 demo: $(VENV)/runtime
 	$(BIN)/dcl attribute examples/parse_duration.json
@@ -18,6 +19,17 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+# What these two pin fits neither each other nor the rest of the development install.
+test-autogen test-crewai: test-%: .venv-%/ready
+	.venv-$*/bin/python -m pytest tests/dcl/plugs/test_$*.py
+
+.venv-autogen/ready: FRAMEWORK = "autogen-ext>=0.7"
+.venv-%/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -e ".[$*]" \
+	  $(FRAMEWORK) "pytest>=8.3" "hypothesis>=6.100"
+	touch $@
 
 lint: $(VENV)/dev
 	$(BIN)/ruff format --check .
@@ -30,7 +42,7 @@ format: $(VENV)/dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-autogen .venv-crewai
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

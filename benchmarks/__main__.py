@@ -1,4 +1,4 @@
-"""`python -m benchmarks evaluate | alarms | latency | soak | ...`: scores, speed, the monitor."""
+"""`python -m benchmarks evaluate | latency | turn-cost | ladder | soak | ...`: scores and costs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from benchmarks.evaluate import EvaluateConfig, evaluate
 from benchmarks.runs import Names
 from benchmarks.tables import alarms_to_markdown, to_json, to_markdown
 from dcl.errors import DclError
+from dcl.shipped import find_model
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -48,7 +49,8 @@ def evaluate_command(
         list[str], typer.Option(help="Name of a predictor, or all; repeatable.")
     ] = ["all"],  # noqa: B006
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which questions to evaluate on.")] = Split.ALL,
     train: Annotated[
@@ -119,7 +121,8 @@ def alarms_command(
         list[Path], typer.Option(help="Runs that are known to have failed or not; repeatable.")
     ],
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which questions to evaluate on.")] = Split.ALL,
     detection: Annotated[
@@ -158,7 +161,8 @@ def soak_command(
         typer.Option(help="Log whose runs are played; repeatable; the example if not given."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 1000,
     compare: Annotated[int, typer.Option(min=0, help="Runs to attribute offline too.")] = 500,
@@ -190,7 +194,8 @@ def turn_cost_command(
     tokens: Annotated[int, typer.Option(min=8, help="Size of the turns.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="New turns measured a length.")] = 30,
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
 ) -> None:
     """Time one new turn beside one encoder call, at several lengths of the run."""
@@ -315,11 +320,52 @@ def growth_command(
         typer.echo(to_table(growth), nl=False)
 
 
+@app.command("ladder")
+def ladder_command(
+    faults: Annotated[
+        list[Path], typer.Option(help="Runs with several faults; test questions are scored.")
+    ],
+    steps: Annotated[
+        list[Path], typer.Option(help="Runs with one fault and a labelled step; repeatable.")
+    ],
+    train: Annotated[list[Path], typer.Option(help="Runs that the floor learns from; repeatable.")],
+    model: Annotated[
+        list[str], typer.Option(help="NAME, or NAME=DIR; repeatable, dearest first.")
+    ] = ["base"],  # noqa: B006
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the fitted word floor for the next time.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="New turns that are timed.")] = 100,
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
+    plot: Annotated[Path | None, typer.Option(help="File to draw into: .svg or .png.")] = None,
+) -> None:
+    """What each model costs a turn and on disk, beside what it finds."""
+    from benchmarks.ladder import LadderConfig, climb, draw
+    from benchmarks.ladder import to_markdown as to_table
+
+    pairs = [each.partition("=") for each in model]
+    config = LadderConfig(
+        models={name: find_model(folder or name) for name, _, folder in pairs},
+        faults=tuple(faults),
+        steps=tuple(steps),
+        train=tuple(train),
+        cache=cache,
+        repeats=repeats,
+        resamples=resamples,
+    )
+    with _errors():
+        rungs = list(climb(config))
+        typer.echo(to_table(rungs), nl=False)
+        if plot is not None:
+            draw(rungs, plot)
+
+
 @app.command("fewshot")
 def fewshot_command(
     data: Annotated[list[Path], typer.Option(help="File or folder of labelled runs; repeatable.")],
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     size: Annotated[
         list[int] | None,
@@ -351,7 +397,8 @@ def fewshot_command(
 def reliability_command(
     data: Annotated[list[Path], typer.Option(help="Runs with labelled steps; repeatable.")],
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Splits into halves.")] = 50,
     cache: Annotated[
@@ -373,7 +420,8 @@ def reliability_command(
 def deletion_command(
     data: Annotated[list[Path], typer.Option(help="File or folder of labelled runs; repeatable.")],
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which questions.")] = Split.ALL,
     limit: Annotated[int, typer.Option(min=1, help="Runs at most.")] = 100,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.contenders import Setup
 from benchmarks.latency import count_operations
 from benchmarks.peak import Meter, Peak
-from benchmarks.tables import table
+from benchmarks.tables import markdown_lines
 from dcl.artifact import ENCODER
 from dcl.engines import EngineName
 from export.encoder import FP32, list_engines
@@ -143,7 +143,7 @@ def to_markdown(rows: Sequence[Breakdown]) -> str:
     ]
     head = ["graph, engine", *(f"{name} (ms)" for name in names)]
     head += ["all (ms)", "GOP/s of products", "peak", "of peak"]
-    return "\n".join(table(head, body)) + "\n"
+    return "\n".join(markdown_lines(head, body)) + "\n"
 
 
 def _part_of(kind: str, engine: EngineName) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak import resident_mb
-from benchmarks.tables import table
+from benchmarks.tables import markdown_lines
 from benchmarks.turncost import TurnCost, measure
 from benchmarks.turncost import to_markdown as turns_to_markdown
 from dcl.attribution import Attributor
@@ -100,9 +100,9 @@ def to_markdown(growth: Growth) -> str:
     return "\n".join(
         [
             turns_to_markdown(growth.turns),
-            *table(["open runs", "MB", "KB a run"], opened),
+            *markdown_lines(["open runs", "MB", "KB a run"], opened),
             "",
-            *table(["threads", "runs/s", "to one thread"], beside),
+            *markdown_lines(["threads", "runs/s", "to one thread"], beside),
             "",
         ]
     )

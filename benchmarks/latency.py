@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.contenders import CONTENDERS, Setup, version_of
 from benchmarks.materials import make_materials
 from benchmarks.peak import Meter, Peak
-from benchmarks.tables import table
+from benchmarks.tables import markdown_lines
 from benchmarks.worker import Clock, Worker
 from dcl.artifact import open_artifact
 from dcl.bag import BagMaker
@@ -366,7 +366,7 @@ def _speed_table(rows: Sequence[Row]) -> list[str]:
         ]
         for row in rows
     ]
-    return table(head, body)
+    return markdown_lines(head, body)
 
 
 def _turn_table(rows: Sequence[Row]) -> list[str]:
@@ -374,7 +374,7 @@ def _turn_table(rows: Sequence[Row]) -> list[str]:
     sizes = sorted({size for row in rows for size in row.turn_s})
     head = ["a new turn, ms p50 / p95 / p99", *(f"{size} tokens" for size in sizes)]
     body = [[row.name, *(_percentiles(row.turn_s.get(size)) for size in sizes)] for row in rows]
-    return table(head, body)
+    return markdown_lines(head, body)
 
 
 def _middle(seconds: Sequence[float] | None) -> str:

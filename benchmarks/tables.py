@@ -88,8 +88,8 @@ def alarms_to_markdown(
         detection: Share of failed runs that alarm, 0 to 1.
     """
     head = ["score", "AUROC", f"alarms on sound runs at {detection:.0%} of failures found"]
-    body = [[row.name, _cell(row.auroc), _cell(row.alarms)] for row in rows]
-    lines = [f"Runs: {failed} failed, {sound} went well.", "", *table(head, body)]
+    body = [[row.name, show_share(row.auroc), show_share(row.alarms)] for row in rows]
+    lines = [f"Runs: {failed} failed, {sound} went well.", "", *markdown_lines(head, body)]
     return "\n".join(lines) + "\n"
 
 
@@ -106,10 +106,13 @@ def _table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
     if not there:
         return []
     body = [
-        [row.predictor, *(_cell(row.scores[key]) if key in row.scores else "" for key in there)]
+        [
+            row.predictor,
+            *(show_share(row.scores[key]) if key in row.scores else "" for key in there),
+        ]
         for row in rows
     ]
-    return ["", *table(["predictor", *there.values()], body)]
+    return ["", *markdown_lines(["predictor", *there.values()], body)]
 
 
 def _gap_table(rows: Sequence[Row]) -> list[str]:
@@ -118,17 +121,31 @@ def _gap_table(rows: Sequence[Row]) -> list[str]:
     if not with_gaps:
         return []
     keys = {k: v for k, v in {**_GAPS, **_STEPS}.items() if k in with_gaps[0].gaps}
-    body = [[row.predictor, *(_cell(row.gaps[key]) for key in keys)] for row in with_gaps]
-    return ["", "The model minus each floor, paired:", "", *table(["floor", *keys.values()], body)]
+    body = [[row.predictor, *(show_share(row.gaps[key]) for key in keys)] for row in with_gaps]
+    return [
+        "",
+        "The model minus each floor, paired:",
+        "",
+        *markdown_lines(["floor", *keys.values()], body),
+    ]
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+def markdown_lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table.
+
+    Args:
+        head: Titles of the columns.
+        body: Rows, as wide as the head.
+    """
     rule = ["---", *("---:" for _ in head[1:])]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *body)]
 
 
-def _cell(score: Interval) -> str:
-    """A share in percent with its interval."""
+def show_share(score: Interval) -> str:
+    """A share in percent with its interval.
+
+    Args:
+        score: Shares, 0 to 1.
+    """
     value, low, high = (f"{100 * number:.1f}" for number in score)
     return f"{value} [{low}, {high}]"

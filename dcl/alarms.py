@@ -9,7 +9,14 @@ from typing import Any, Literal
 from dcl.attribution import Attribution, Finding
 from dcl.errors import ConfigError
 from dcl.taxonomy import ErrorMode
-from dcl.trajectory import expect_int, expect_list, expect_object, expect_str, parse_mode
+from dcl.trajectory import (
+    Outcome,
+    expect_int,
+    expect_list,
+    expect_object,
+    expect_str,
+    parse_mode,
+)
 
 Key = tuple[str, ErrorMode | None]
 """What an alarm is about: an agent and a mode, or the agent as a whole."""
@@ -33,6 +40,9 @@ class Event:
         threshold: Probability from which faults were declared; None means those of the model.
         missing: Turns of the run that are known to have been lost before they were judged.
         reason: Why the run is final; None for the others.
+        sources: Where the turn of each finding stands in its log, as `Turn.source` says; empty
+            where the log does not.
+        outcome: Whether the run succeeded, where it was said at its end.
     """
 
     run_id: str
@@ -43,6 +53,8 @@ class Event:
     threshold: float | None
     missing: int
     reason: Reason | None = None
+    sources: tuple[str, ...] = ()
+    outcome: Outcome | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON; the layout is described in `docs/monitor.md` and kept stable."""
@@ -58,8 +70,13 @@ class Event:
                 for f in self.findings
             ],
         }
+        for fault, source in zip(row["faults"], self.sources, strict=False):
+            if source:
+                fault["source"] = source
         if self.reason is not None:
             row["reason"] = self.reason
+        if self.outcome is not None:
+            row["outcome"] = self.outcome
         return row
 
 

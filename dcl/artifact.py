@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +35,7 @@ from dcl.attribution import Calibration
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES
 from dcl.lexical import Lexicon
+from dcl.shipped import SHIPPED, find_model
 from dcl.taxonomy import MODES
 
 FORMAT = 1
@@ -111,21 +111,16 @@ class EncoderSource:
     window: Window
 
 
-def pretrained() -> Path:
-    """Folder of the model that ships with the package."""
-    return Path(str(files("dcl") / "pretrained"))
-
-
 def open_artifact(path: Path | None = None) -> Artifact:
     """Open a model folder after checking every file against the manifest.
 
     Args:
-        path: The folder; None means the model that ships.
+        path: The folder; None means `base`, which ships.
 
     Raises:
         ArtifactError: If a file is missing, damaged, or the layout is of another version.
     """
-    folder = pretrained() if path is None else path
+    folder = find_model("base") if path is None else path
     manifest, config = _open(folder, whole=True)
     with _config_errors(folder):
         order = {"labels": [mode.value for mode in MODES], "features": list(FEATURES)}
@@ -148,12 +143,12 @@ def open_encoder(path: Path | None = None) -> EncoderSource:
     """Open the encoder of a model folder, or a folder that holds an encoder alone.
 
     Args:
-        path: The folder; None means the model that ships.
+        path: The folder; None means `base`, which ships.
 
     Raises:
         ArtifactError: If a file is missing or damaged.
     """
-    folder = pretrained() if path is None else path
+    folder = find_model("base") if path is None else path
     _, config = _open(folder, whole=False)
     with _config_errors(folder):
         return EncoderSource(path=folder, window=Window(**config["window"]))
@@ -166,10 +161,10 @@ def read_calibration(row: Mapping[str, Any]) -> Calibration:
 
 
 def save_lexicon(lexicon: Lexicon, file: Path) -> None:
-    """Write the wide half as plain arrays, in one step."""
+    """Write the wide half as plain arrays, weights in half precision, in one step."""
     part = file.with_suffix(".part")
     with part.open("wb") as stream:
-        np.savez(stream, idf=lexicon.idf, table=lexicon.table)
+        np.savez_compressed(stream, idf=lexicon.idf, table=lexicon.table.astype(np.float16))
     os.replace(part, file)
 
 
@@ -195,7 +190,8 @@ def load_lexicon(file: Path) -> Lexicon:
             f"{file}: expected tables of floats, got {idf.dtype} and {table.dtype}; "
             "export the model again"
         )
-    return Lexicon(idf=idf.astype(np.float32), table=table)
+    # Single precision in memory: reading rows of half precision takes ten times as long.
+    return Lexicon(idf=idf.astype(np.float32), table=table.astype(np.float32))
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any]:
@@ -205,7 +201,10 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
         ArtifactError: If there is none, or it is of another version.
     """
     if not os.path.isdir(folder):  # unlike `Path.is_dir`, also False for a name that is too long
-        raise ArtifactError(f"{folder}: expected a model folder, found none; check --model")
+        known = ", ".join(SHIPPED)
+        raise ArtifactError(
+            f"{folder}: expected {known} or a model folder, found none; check --model"
+        )
     manifest = _read_json(folder / MANIFEST)
     if manifest.get("format") != FORMAT:
         raise ArtifactError(
@@ -297,17 +296,7 @@ def write_artifact(
     Raises:
         ConfigError: If the place cannot be written.
     """
-    try:
-        if not is_free(folder):
-            raise ConfigError(
-                f"{folder}: expected a new place, an empty folder or an older model to replace, "
-                "found something else; choose another place"
-            )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise ConfigError(f"{folder}: expected a place to write the model: {error}") from None
-    try:
+    with new_folder(folder, may_replace=is_free) as temporary:
         write_files(temporary)
         config = {
             "labels": [mode.value for mode in MODES],
@@ -325,6 +314,35 @@ def write_artifact(
         }
         manifest = {"format": FORMAT, **notes, "files": listed}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return folder
+
+
+@contextmanager
+def new_folder(folder: Path, *, may_replace: Callable[[Path], bool]) -> Iterator[Path]:
+    """A folder to write to that takes its place when all is written, or not at all.
+
+    Args:
+        folder: Its place; an older one there is replaced after the new one is complete.
+        may_replace: Whether what is there is nothing, or an older one.
+
+    Returns:
+        A temporary folder beside it.
+
+    Raises:
+        ConfigError: If the place cannot be written.
+    """
+    try:
+        if not may_replace(folder):
+            raise ConfigError(
+                f"{folder}: expected a new place, an empty folder or an older model to replace, "
+                "found something else; choose another place"
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(f"{folder}: expected a place to write the model: {error}") from None
+    try:
+        yield temporary
         temporary.chmod(0o755)
         if folder.exists():
             old = temporary.with_name(temporary.name + "-old")
@@ -339,7 +357,6 @@ def write_artifact(
             os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder
 
 
 def is_free(folder: Path) -> bool:

@@ -221,7 +221,7 @@ class Attribution:
     def is_finite(self) -> bool:
         """Whether all probabilities are numbers; a damaged model gives others."""
         probs = (self.agent_probs, self.mode_probs, self.pair_probs, self.step_probs)
-        return all(bool(np.isfinite(p).all()) for p in probs)
+        return all(math.isfinite(p.sum()) for p in probs)  # none is negative
 
     @property
     def turn_weights(self) -> Floats:
@@ -476,10 +476,6 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
     agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
     acting = np.array([agent not in trajectory.bystanders for agent in agents])
     step = np.where(acting[agent_index], logits.step, -np.inf).astype(np.float32)
-    weights = np.zeros_like(logits.attention)
-    for a in range(len(agents)):
-        own = agent_index == a
-        weights[own] = softmax(logits.attention[own], axis=0)
     return Attribution(
         trajectory_id=trajectory.id,
         agents=agents,
@@ -490,9 +486,18 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
         pair_probs=_under_one(sigmoid(logits.pair / calibration.pair_temperature))
         * acting[:, None],
         step_probs=softmax(step / calibration.step_temperature, axis=0),
-        weights=weights,
+        weights=_softmax_by_agent(logits.attention, agent_index),
         calibration=calibration,
     )
+
+
+def _softmax_by_agent(x: Floats, agent_index: NDArray[np.int64]) -> Floats:
+    """Softmax over the turns of each agent, `(T, M)`; every agent has a turn."""
+    order = np.argsort(agent_index, kind="stable")
+    starts = np.searchsorted(agent_index[order], np.arange(agent_index.max() + 1))
+    e = np.exp(x - np.maximum.reduceat(x[order], starts)[agent_index])
+    weights = e / np.add.reduceat(e[order], starts)[agent_index]
+    return weights.astype(np.float32, copy=False)
 
 
 def _under_one(probs: Floats) -> Floats:

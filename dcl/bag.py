@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dcl.errors import TraceError
-from dcl.features import TurnText, describe_text, read_task, read_text
-from dcl.lexical import TurnWords, Words, count_turn, join_words
+from dcl.growing import Growing
+from dcl.lexical import RunWords, Words, count_turn
+from dcl.runtext import RunText
+from dcl.tokens import Tokens
 from dcl.trajectory import Trajectory, Turn
 
 MOST_TURNS = 4000
@@ -55,11 +57,10 @@ class BagMaker:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, head: int, tail: int) -> None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         self.head = head
         self.tail = tail
         self._tokenizer = tokenizer
+        self._tokens = Tokens(tokenizer)
         self.vocabulary: int = tokenizer.get_vocab_size()
         self._start, self._end = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
 
@@ -86,9 +87,7 @@ class BagMaker:
         return Draft(self, task)
 
     def tokenize(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Token ids of whole texts without special tokens.
-
-        Lone surrogates, which logs cut inside an emoji hold, become question marks.
+        """Token ids of whole texts without special tokens, as `dcl.tokens.Tokens` gives them.
 
         Args:
             texts: Any texts, also empty ones.
@@ -96,9 +95,7 @@ class BagMaker:
         Returns:
             One `(n,)` int32 a text, n >= 0.
         """
-        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return self._tokens(texts)
 
     def locate(self, text: str) -> tuple[NDArray[np.int32], list[tuple[int, int]]]:
         """Token ids of a text, as `tokenize` gives them, and the characters of each.
@@ -161,11 +158,11 @@ class Draft:
         self._maker = maker
         (tokens,) = maker.tokenize([task])
         self.task = maker.window(tokens)
-        self._task = read_task(task, tokens)
-        self._texts: list[TurnText] = []
-        self._words: list[TurnWords] = []
+        self._text = RunText(task, tokens)
+        self._words = RunWords()
         self._agents: dict[str, int] = {}
-        self._mentions = Mentions(())
+        self._index = Growing(np.int64)
+        self._replies = Replies(())
         self.nbytes = 0
 
     def extend(self, turns: Sequence[Turn]) -> None:
@@ -178,34 +175,36 @@ class Draft:
         for turn, ids in zip(turns, self._maker.tokenize([t.content for t in turns]), strict=True):
             words = count_turn(ids, vocabulary)
             pieces = words[0][: np.searchsorted(words[0], vocabulary)]
+            agent = self._agents.setdefault(turn.agent, len(self._agents))
+            self._text.add(turn, agent, ids, pieces)
+            self._words.add(len(self.turns), agent, words)
+            self._index.append(agent)
             self.turns.append(turn)
             self.windows.append(self._maker.window(ids))
-            self._texts.append(read_text(turn, ids, pieces))
-            self._words.append(words)
-            self._agents.setdefault(turn.agent, len(self._agents))
-            self.nbytes += len(turn.content) + self.windows[-1].nbytes + 2 * words[0].nbytes + 800
+            self.nbytes += len(turn.content) + self.windows[-1].nbytes + 4 * words[0].nbytes + 1200
 
     def bag(self) -> Bag:
         """The bag of all turns so far, at least one."""
         agents = tuple(self._agents)
-        if self._mentions.names != agents:
-            self._mentions = Mentions(agents)  # a new name may change whom an old turn names
-        index = np.array([self._agents[turn.agent] for turn in self.turns], dtype=np.int64)
+        if self._replies.names != agents:
+            self._replies = Replies(agents)  # a new name may change whom an old turn names
+        index = self._index.rows
         return Bag(
             agents=agents,
             agent_index=index,
-            reply_to=find_replies(self._mentions(self.turns), index),
+            reply_to=self._replies(self.turns),
             windows=tuple(self.windows),
             task=self.task,
-            words=join_words(self._words),
-            features=describe_text(self._texts, self._task, index),
+            words=self._words.documents,
+            features=self._text.describe(index),
         )
 
 
-class Mentions:
-    """Which agents each turn names, found once a turn.
+class Replies:
+    """The turn that each turn answers: the last one of an agent it names, or of any other agent.
 
-    Names count as whole words only, so that `Agent1` is not found in `Agent12`.
+    Names count as whole words only, so that `Agent1` is not found in `Agent12`. Each turn is read
+    once.
 
     Args:
         names: Names of the agents in order of first appearance.
@@ -217,39 +216,30 @@ class Mentions:
         longest_first = sorted(names, key=len, reverse=True)
         choice = "|".join(re.escape(name) for name in longest_first)
         self._pattern = re.compile(rf"(?<!\w)({choice})(?!\w)")
-        self._found: list[frozenset[int]] = []
+        self._last: dict[int, int] = {}  # agent to its last turn, in order of these
+        self._found = Growing(np.int64)
 
-    def __call__(self, turns: Sequence[Turn]) -> Sequence[frozenset[int]]:
-        """Positions of the agents that each turn names.
+    def __call__(self, turns: Sequence[Turn]) -> NDArray[np.int64]:
+        """The turn that each turn answers.
 
         Args:
             turns: Those of the last call, then any more.
+
+        Returns:
+            `(T,)` int64, -1 where no other agent spoke before.
         """
-        for turn in turns[len(self._found) :]:
-            names = self._pattern.findall(turn.content)
-            self._found.append(frozenset(self._position[name] for name in names))
-        return self._found
+        for t in range(len(self._found), len(turns)):
+            agent = self._position[turns[t].agent]
+            self._found.append(self._find(turns[t].content, agent))
+            self._last.pop(agent, None)
+            self._last[agent] = t
+        return self._found.rows
 
-
-def find_replies(
-    mentions: Sequence[frozenset[int]], agent_index: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """The turn that each turn answers: the last one of an agent it names, or of any other agent.
-
-    Args:
-        mentions: Agents that each turn names, `T` sets.
-        agent_index: `(T,)` int64, agent of each turn.
-
-    Returns:
-        `(T,)` int64, -1 where no other agent spoke before.
-    """
-    replies = np.full(len(agent_index), -1, dtype=np.int64)
-    last: dict[int, int] = {}  # agent to its last turn, in order of these
-    for t, agent in enumerate(agent_index.tolist()):
-        named = max((last.get(a, -1) for a in mentions[t] if a != agent), default=-1)
-        if named < 0:
-            named = next((turn for a, turn in reversed(last.items()) if a != agent), -1)
-        replies[t] = named
-        last.pop(agent, None)
-        last[agent] = t
-    return replies
+    def _find(self, content: str, agent: int) -> int:
+        """The turn that the next one answers, -1 if there is none."""
+        last = self._last
+        named = {self._position[name] for name in self._pattern.findall(content)} - {agent}
+        latest = max((last.get(a, -1) for a in named), default=-1)
+        if latest < 0:
+            latest = next((turn for a, turn in reversed(last.items()) if a != agent), -1)
+        return latest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -21,8 +21,8 @@ class DataConfig:
     held_out: tuple[str, ...] = ()
     """Files or folders that are never trained on; only held-out questions of them are used."""
     extra: tuple[str, ...] = ()
-    """Files or folders that are trained on beside `train`: labelled steps, runs without a fault.
-    Their held-out questions fit the step temperature and nothing else."""
+    """Files or folders whose labelled steps teach the step head beside `train`, and nothing else.
+    Their held-out questions fit the step temperature."""
     repeat: int = 1
     """How often an epoch sees each example of `extra`; > 0."""
     valid_share: float = 0.08
@@ -104,6 +104,8 @@ class TrainConfig:
     """Losses."""
     wide_strength: float = 4.0
     """Inverse regularisation of the wide half; > 0."""
+    wide_rows: int = 0
+    """n-grams that the wide half knows, those of most agents; 0 for all that are not rare."""
     folds: int = 4
     """Folds in which the wide half is cross-fitted; at least 2."""
     epochs: int = 12
@@ -133,7 +135,7 @@ class TrainConfig:
         for name in ("channel_dropout", "turn_dropout", "average"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
-        for name in ("threads", "weight_decay"):
+        for name in ("threads", "weight_decay", "wide_rows"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: expected at least 0, got {getattr(self, name)}")
         for name in ("epochs", "batch_size", "learning_rate", "wide_strength"):
@@ -141,6 +143,57 @@ class TrainConfig:
                 raise ConfigError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if self.folds < 2:
             raise ConfigError(f"folds: expected at least 2, got {self.folds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(TrainConfig):
+    """One run that trains the turn encoder together with the network."""
+
+    out: str
+    """Folder of the trained encoder; the work in progress is kept beside it until it is done."""
+    encoder: str = "minilm"
+    """Model to start from: one of the hub, a folder, or `minilm` from its package."""
+    head: int = 94
+    """Tokens read from the start of a long turn; > 0."""
+    tail: int = 32
+    """Tokens read from its end; >= 0. Export the encoder with the same two."""
+    layers: int = 2
+    """Layers of the encoder that are trained, from the top; the rest and the embeddings stay."""
+    encoder_rate: float = 5e-5
+    """Peak rate of the uppermost layer; > 0. `learning_rate` is that of the network."""
+    layer_decay: float = 0.8
+    """Rate of each layer divided by that of the one above it, above 0 to 1."""
+    encoder_dropout: bool = False
+    """Use the encoder's own dropout in training. It makes equal turns differ."""
+    activations: str | None = "~/.cache/dcl/activations"
+    """Folder that keeps what the frozen layers make of each turn, in half precision; null computes
+    it anew at each step."""
+    tokens: int = 32768
+    """Most tokens that are in memory at once; a batch with more is taken in parts, whose gradients
+    add up; > 0."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the encoder's layers; auto is bf16 where the processor computes in it."""
+    save_every: int = 50
+    """Steps after which the work in progress is saved; > 0."""
+    average: float = 0.99
+    """Decay of the moving average of the weights, 0 to 1; 0 for none."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        TrainConfig.__post_init__(self)
+        for name in ("layers", "encoder_rate", "tokens", "save_every"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"layer_decay: expected above 0 to 1, got {self.layer_decay}")
+        if self.model.members != 1:
+            raise ConfigError(
+                f"model.members: expected 1, as one network trains the encoder, "
+                f"got {self.model.members}"
+            )
+
+
+RunConfig = TypeVar("RunConfig", bound=TrainConfig)
 
 
 def read_config(given: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
@@ -152,9 +205,28 @@ def read_config(given: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
     Raises:
         ConfigError: If a key or a value is wrong; the message names it.
     """
-    parser = ArgumentParser(prog="dcl train", description="Train a model.", exit_on_error=False)
+    return _read(given, TrainConfig, "dcl train", "Train a model.")
+
+
+def read_tune_config(given: Sequence[str] | Mapping[str, Any]) -> TuneConfig:
+    """A configuration of `dcl tune`, as `read_config` reads one of `dcl train`.
+
+    Args:
+        given: What follows `dcl tune`, or nested keys with their values.
+
+    Raises:
+        ConfigError: If a key or a value is wrong; the message names it.
+    """
+    return _read(given, TuneConfig, "dcl tune", "Train a turn encoder.")
+
+
+def _read(
+    given: Sequence[str] | Mapping[str, Any], kind: type[RunConfig], name: str, title: str
+) -> RunConfig:
+    """A configuration of some kind."""
+    parser = ArgumentParser(prog=name, description=title, exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML with any of the options below.")
-    parser.add_class_arguments(TrainConfig, as_group=False)
+    parser.add_class_arguments(kind, as_group=False)
     try:
         parsed = (
             parser.parse_object(dict(given))
@@ -162,6 +234,6 @@ def read_config(given: Sequence[str] | Mapping[str, Any]) -> TrainConfig:
             else parser.parse_args(list(given))
         )
         values = vars(parser.instantiate(parsed))
-        return TrainConfig(**{key: value for key, value in values.items() if key != "config"})
+        return kind(**{key: value for key, value in values.items() if key != "config"})
     except ArgumentError as error:
         raise ConfigError(" ".join(str(error).split())) from None

@@ -6,25 +6,22 @@ Letters: `B` bags, `T` turns, `A` agents, `M` = 14 modes, `E` width of a turn ve
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from filelock import FileLock
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
 from dcl.bag import Bag
-from dcl.errors import ConfigError
 from dcl.features import describe_vectors
 from dcl.lexical import Words
 from dcl.model import BagTensors
-from dcl.runtime import Encoder
+from dcl.rowstore import RowStore
 from dcl.splits import group_of
 from dcl.targets import Targets, make_targets
 from dcl.taxonomy import MODES
@@ -35,99 +32,86 @@ Floats = NDArray[np.float32]
 M = len(MODES)
 
 
-class VectorCache:
-    """Turn vectors on disk, keyed by encoder and content; memory-mapped, append-only.
+class TurnVectors(Protocol):
+    """What makes turn vectors: the exported encoder, or one that torch runs."""
 
-    `vectors.f16` holds rows of float16, `keys.bin` the 16-byte digests of the windows, in the same
-    order. Vectors are written before their keys and under a lock, so a process killed at any byte
-    loses at most the rows it was writing, and several processes may share a cache.
+    width: int
+    """Size of a turn vector."""
+
+    def __call__(self, windows: Sequence[NDArray[np.int32]]) -> Floats:
+        """Vectors of turns, `(N, E)` float32 of unit norm, in order."""
+
+
+class VectorCache:
+    """Turn vectors on disk, keyed by encoder and content.
 
     Args:
         root: Folder of all caches; one below it a encoder.
         encoder: Fills what is missing.
-        encoder_hash: sha256 of the encoder's graph.
+        encoder_hash: sha256 of the encoder's graph or weights.
+
+    Raises:
+        ConfigError: If the place cannot be written.
     """
 
     ROWS_AT_ONCE = 512
 
-    def __init__(self, root: Path, encoder: Encoder, encoder_hash: str) -> None:
+    def __init__(self, root: Path, encoder: TurnVectors, encoder_hash: str) -> None:
         self.folder = root / encoder_hash[:16]
         self._encoder = encoder
-        self._row_bytes = 2 * encoder.width
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._keys = self._open("keys.bin")
-            self._vectors = self._open("vectors.f16")
-        except OSError as error:
-            raise ConfigError(
-                f"{self.folder}: expected a place to cache vectors: {error}"
-            ) from None
-        self._lock = FileLock(self.folder / "lock")
-        self._rows = 0
-        self._row: dict[bytes, int] = {}
-        with self._lock:
-            self._refresh()
+        self._store = RowStore(self.folder, encoder.width)
 
-    def __call__(
-        self,
-        windows: Sequence[NDArray[np.int32]],
-        progress: Callable[[int], object] = lambda done: None,
-    ) -> NDArray[np.float16]:
+    def __call__(self, windows: Sequence[NDArray[np.int32]]) -> NDArray[np.float16]:
         """Vectors of turns, encoding and keeping those that are not there yet.
 
         Args:
             windows: Token ids of each turn, each `(L,)` int32.
-            progress: Called with the number of windows done since the last call.
 
         Returns:
             `(N, E)` float16, unit norm.
         """
-        keys = [self._key(window) for window in windows]
-        missing = {k: w for k, w in zip(keys, windows, strict=True) if k not in self._row}
+        self.fill(windows)
+        if not len(windows):
+            return np.empty((0, self._encoder.width), dtype=np.float16)
+        return np.concatenate([self._store[key_of(window)] for window in windows])
+
+    def fill(
+        self,
+        windows: Sequence[NDArray[np.int32]],
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> None:
+        """Encode and keep what is not there yet; many runs at once leave no thread waiting.
+
+        Args:
+            windows: Token ids of each turn, each `(L,)` int32.
+            progress: Called with the number of windows done since the last call.
+        """
+        missing = find_missing(self._store, windows)
         progress(len(windows) - len(missing))
         fresh = list(missing.items())
         for start in range(0, len(fresh), self.ROWS_AT_ONCE):
             chunk = fresh[start : start + self.ROWS_AT_ONCE]
-            self._append([k for k, _ in chunk], self._encoder([w for _, w in chunk]))
+            vectors = self._encoder([window for _, window in chunk])
+            self._store.append([key for key, _ in chunk], np.split(vectors, len(chunk)))
             progress(len(chunk))
-        if not self._row:
-            return np.empty((0, self._encoder.width), dtype=np.float16)
-        shape = (self._rows, self._encoder.width)  # the file may be growing
-        stored = np.memmap(self._vectors, dtype=np.float16, mode="r", shape=shape)
-        return np.asarray(stored[[self._row[key] for key in keys]])
 
-    def _append(self, keys: list[bytes], vectors: Floats) -> None:
-        """Write rows, then their keys, after what other processes have written meanwhile."""
-        with self._lock:
-            self._refresh()
-            with self._vectors.open("ab") as stream:
-                stream.write(vectors.astype(np.float16).tobytes())
-            with self._keys.open("ab") as stream:
-                stream.write(b"".join(keys))
-            self._refresh()
 
-    def _refresh(self) -> None:
-        """Learn the rows on disk, and cut off what a killed process left half written."""
-        rows = min(self._keys.stat().st_size // 16, self._vectors.stat().st_size // self._row_bytes)
-        os.truncate(self._keys, rows * 16)
-        os.truncate(self._vectors, rows * self._row_bytes)
-        with self._keys.open("rb") as stream:
-            stream.seek(self._rows * 16)
-            new = stream.read()
-        for i in range(rows - self._rows):
-            self._row.setdefault(new[i * 16 : i * 16 + 16], self._rows + i)
-        self._rows = rows
+def find_missing(
+    store: RowStore, windows: Sequence[NDArray[np.int32]]
+) -> dict[bytes, NDArray[np.int32]]:
+    """Windows that a store lacks, each once, by key.
 
-    def _open(self, name: str) -> Path:
-        """A file of the cache, made if it is new."""
-        file = self.folder / name
-        file.touch()
-        return file
+    Args:
+        store: Keyed by `key_of`.
+        windows: Token ids of each turn, each `(L,)` int32.
+    """
+    keyed = ((key_of(window), window) for window in windows)
+    return {key: window for key, window in keyed if key not in store}
 
-    @staticmethod
-    def _key(window: NDArray[np.int32]) -> bytes:
-        """Digest of one window."""
-        return hashlib.blake2b(window.astype("<i4").tobytes(), digest_size=16).digest()
+
+def key_of(window: NDArray[np.int32]) -> bytes:
+    """Digest of what an encoder reads of one turn, 16 bytes."""
+    return hashlib.blake2b(window.astype("<i4").tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -144,11 +128,12 @@ class Item:
         features: `(T, F)` float32.
         wide: `(T, M)` float32, filled in when the wide half is fitted.
         targets: Its labels.
-        extra: Whether it comes from a set that is trained on beside the main one, and is neither
-            selected nor calibrated on.
+        extra: Whether it comes from a set beside the main one, which teaches the step head alone
+            and is neither selected nor calibrated on.
         agents: Names, `A` of them; they reach a closed agent bank and nothing else.
         names: `(A,)` int64, positions in a closed agent bank, filled in where there is one.
         twin: The run without the fault, where it is known and asked for.
+        windows: Token ids of the turns and, last, of the task, where the encoder is trained.
     """
 
     group: str
@@ -164,11 +149,7 @@ class Item:
     agents: tuple[str, ...] = ()
     names: NDArray[np.int64] | None = None
     twin: Item | None = None
-
-    @property
-    def bag(self) -> tuple[Words, NDArray[np.int64]]:
-        """What the wide half is fitted on."""
-        return self.words, self.agent_index
+    windows: tuple[NDArray[np.int32], ...] = ()
 
 
 def make_item(
@@ -179,7 +160,7 @@ def make_item(
     sigma: float,
     extra: bool = False,
     clean: Bag | None = None,
-    progress: Callable[[int], object] = lambda done: None,
+    keep_windows: bool = False,
 ) -> Item:
     """Encode one bag and add the labels.
 
@@ -190,7 +171,7 @@ def make_item(
         sigma: Width of the softened step target in turns.
         extra: Whether it is not of the main set.
         clean: Bag of `example.clean`, to keep as the item's twin.
-        progress: Called with the number of windows done since the last call.
+        keep_windows: Whether the encoder will be trained, and needs them.
 
     Returns:
         The item; `wide` is still 0.
@@ -198,8 +179,9 @@ def make_item(
     twin = None
     if clean is not None and example.clean is not None:
         without_fault = replace(example, trajectory=example.clean, faults=(), clean=None)
-        twin = make_item(without_fault, clean, cache, sigma=sigma, progress=progress)
-    vectors = cache([*bag.windows, bag.task], progress)
+        twin = make_item(without_fault, clean, cache, sigma=sigma, keep_windows=keep_windows)
+    windows = (*bag.windows, bag.task)
+    vectors = cache(windows)
     exact = vectors.astype(np.float32)
     deviation = describe_vectors(exact[:-1], exact[-1], bag.agent_index)
     return Item(
@@ -215,6 +197,7 @@ def make_item(
         extra=extra,
         agents=bag.agents,
         twin=twin,
+        windows=windows if keep_windows else (),
     )
 
 
@@ -233,6 +216,8 @@ class Batch(NamedTuple):
     """`(B, A)` float32, 0 or 1."""
     step: torch.Tensor
     """`(B, T)` float32, softened target."""
+    extra: torch.Tensor
+    """`(B,)` bool, whether the bag teaches the step head and nothing else."""
     names: torch.Tensor | None = None
     """`(B, A)` int64, positions in a closed agent bank; None without one."""
     twins: BagTensors | None = None
@@ -263,6 +248,7 @@ def collate(items: Sequence[Item]) -> Batch:
         known=torch.tensor([item.targets.known for item in items]),
         agent=agent,
         step=step,
+        extra=torch.tensor([item.extra for item in items]),
         names=None if all(item.names is None for item in items) else names,
         twins=pad(twins) if twins else None,
         twin=match_twins(items, A) if twins else None,
@@ -337,7 +323,11 @@ class LengthSampler(Sampler[list[int]]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Positions of each batch."""
+        """Positions of each batch.
+
+        The order is made when the first is asked for, as a trainer that resumes makes its iterator
+        before it sets the epoch.
+        """
         rng = np.random.default_rng((self.seed, self.epoch))
         noisy = self.lengths * rng.uniform(0.8, 1.25, len(self.lengths))
         order = np.argsort(noisy)
@@ -345,7 +335,7 @@ class LengthSampler(Sampler[list[int]]):
             order[i : i + self.batch_size].tolist() for i in range(0, len(order), self.batch_size)
         ]
         rng.shuffle(batches)
-        return iter(batches)
+        yield from batches
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -38,9 +38,13 @@ class TraceError(DclError, ValueError):
     exit_code = 3
 
     def __init__(self, place: str, problem: str) -> None:
+        super().__init__(place, problem)  # both, so that it can be pickled
         self.place = place
         self.problem = problem
-        super().__init__(f"{place}: {problem}" if place else problem)
+
+    def __str__(self) -> str:
+        """Place and problem."""
+        return f"{self.place}: {self.problem}" if self.place else self.problem
 
 
 class FormatError(TraceError):

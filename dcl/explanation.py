@@ -173,9 +173,10 @@ def weigh_turn(
     """
     text = trajectory.turns[turn].content
     ids, places = bagger.locate(text)
-    own = np.flatnonzero(bag.words.turn == turn)
-    weight = weigh_words(bag.words, bag.agent_index, lexicon.idf)[own]
-    rows = bag.words.row[own]
+    document = bag.words[bag.agent_index[turn]]
+    own = document.turn == turn
+    rows = document.row[own]
+    weight = weigh_words(document, lexicon.idf)[own]
     mass = lexicon.table[rows, mode].astype(np.float32) * weight
     shares = split_over_tokens(ids, bagger.vocabulary, rows, mass)
     spans = [match.span() for match in WORD.finditer(text)]
@@ -296,10 +297,12 @@ _SYMPTOMS = {"cue_error": 1.0, "cue_contrast": 0.5, "is_tool_result": 0.25, "is_
 def measure_references(bag: Bag) -> NDArray[np.float64]:
     """How strongly each turn refers to each earlier one, `(T, T)`; 0 from the diagonal on."""
     count = len(bag.agent_index)
-    rows, place = np.unique(bag.words.row, return_inverse=True)
+    turn = np.concatenate([document.turn for document in bag.words])
+    row = np.concatenate([document.row for document in bag.words])
+    rows, place = np.unique(row, return_inverse=True)
     rarity = np.log((1 + count) / (1 + np.bincount(place, minlength=len(rows)))) + 1e-6
     weighed = np.zeros((count, len(rows)))
-    weighed[bag.words.turn, place] = np.sqrt(rarity[place])
+    weighed[turn, place] = np.sqrt(rarity[place])
     total = np.maximum((weighed**2).sum(axis=1, keepdims=True), 1e-9)
     strength = np.asarray(weighed @ weighed.T / total, dtype=np.float64)
     turns = np.arange(count)

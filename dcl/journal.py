@@ -56,11 +56,10 @@ class Journal:
         except OSError as error:
             raise ConfigError(f"{folder}: cannot keep state there: {error.strerror}") from None
         try:
-            if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            claim(self._lock, f"{folder}: another process keeps its state there")
+        except ConfigError:
             self._lock.close()
-            raise ConfigError(f"{folder}: another process keeps its state there") from None
+            raise
 
     def recover(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """What was there when the last process ended; call it once, before all else.
@@ -124,7 +123,7 @@ class Journal:
             os.fsync(stream.fileno())
         fresh = FileIO(following, "w+")
         os.replace(written, self.folder / _SNAPSHOT)
-        _sync(self.folder)
+        sync_folder(self.folder)
         self._journal().close()
         self._path(self._number).unlink(missing_ok=True)
         self._file, self._number, self.nbytes = fresh, self._number + 1, 0
@@ -195,8 +194,29 @@ def _split(content: bytes) -> Iterator[bytes]:
         start = stop + 1
 
 
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk, where that can be asked for."""
+def claim(file: FileIO, refusal: str) -> None:
+    """Lock a file for as long as it is open in this process.
+
+    Args:
+        file: Open for writing.
+        refusal: What to say where another process has it.
+
+    Raises:
+        ConfigError: If another process has it.
+    """
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ConfigError(refusal) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, where that can be asked for.
+
+    Args:
+        folder: Any folder.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows opens no folder

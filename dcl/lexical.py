@@ -3,12 +3,15 @@
 The wide half is a linear model: every n-gram has one weight a mode, and a pair logit is the
 tf-idf weighted sum over all turns of an agent. The sum splits over turns, so each turn's share is
 exact evidence and not an approximation.
+
+Letters: `N` n-grams of one agent, each once a turn; `T` turns of a bag; `V` rows of the lexical
+table; `M` = 14 modes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +20,37 @@ _BIGRAM_BITS = 18
 BIGRAM_ROWS = 1 << _BIGRAM_BITS
 """Rows that the bigrams are hashed into."""
 
+TurnLogits = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Turns of one agent, `(n,)`, and their wide logits, `(n, M)`."""
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Words:
-    """Counted n-grams of the turns of one bag, as sorted triples.
+@dataclass(frozen=True, eq=False)
+class Document:
+    """Counted n-grams of all turns of one agent.
 
     Args:
-        turn: `(N,)` int64, 0-based turn of each entry, ascending.
-        row: `(N,)` int64, row of the n-gram in the lexical table.
+        turn: `(N,)` int64, 0-based turn of the bag that each entry stands in, ascending.
+        row: `(N,)` int32, row of the n-gram in the lexical table; no row twice in a turn.
         count: `(N,)` float32, how often it stands in the turn, > 0.
     """
 
     turn: NDArray[np.int64]
-    row: NDArray[np.int64]
+    row: NDArray[np.int32]
     count: NDArray[np.float32]
 
 
+Words = tuple[Document, ...]
+"""Counted n-grams of a bag, one document an agent, in order of first appearance."""
+
 TurnWords = tuple[NDArray[np.int32], NDArray[np.float32]]
 """Rows of the n-grams of one turn, `(n,)` ascending, and how often each stands there, `(n,)`."""
+
+NO_WORDS = Document(
+    np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
+)
+"""The document of an agent who said nothing."""
 
 
 def count_turn(ids: NDArray[np.int32], vocabulary: int) -> TurnWords:
@@ -50,57 +64,58 @@ def count_turn(ids: NDArray[np.int32], vocabulary: int) -> TurnWords:
     return rows.astype(np.int32), counts.astype(np.float32)
 
 
-def join_words(turns: Sequence[TurnWords]) -> Words:
-    """The counted n-grams of a bag from those of its turns, in order of turn, then row.
+class RunWords:
+    """Counted n-grams of a run that grows; an agent who was silent keeps its document."""
 
-    Args:
-        turns: At least one.
-    """
-    return Words(
-        turn=np.repeat(np.arange(len(turns)), [len(rows) for rows, _ in turns]),
-        row=np.concatenate([rows for rows, _ in turns]).astype(np.int64),
-        count=np.concatenate([counts for _, counts in turns]),
-    )
+    def __init__(self) -> None:
+        self._documents: list[Document] = []
+        self._fresh: list[list[Document]] = []  # of each agent, turns not yet in its document
+
+    def add(self, turn: int, agent: int, words: TurnWords) -> None:
+        """Add the next turn.
+
+        Args:
+            turn: Its 0-based position.
+            agent: Position of its agent in order of first appearance.
+            words: What stands in it.
+        """
+        if agent == len(self._documents):
+            self._documents.append(NO_WORDS)
+            self._fresh.append([])
+        rows, counts = words
+        self._fresh[agent].append(Document(np.full(len(rows), turn), rows, counts))
+
+    @property
+    def documents(self) -> Words:
+        """One an agent; the same object as before where nothing was added."""
+        for agent, fresh in enumerate(self._fresh):
+            if fresh:
+                self._documents[agent] = _join(self._documents[agent], *fresh)
+                fresh.clear()
+        return tuple(self._documents)
 
 
-def count_words(turns: Sequence[NDArray[np.int32]], vocabulary: int) -> Words:
-    """Count the uni- and bigrams of each turn of a bag.
-
-    Args:
-        turns: Token ids of each turn as `count_turn` takes them.
-        vocabulary: Number of token ids.
-    """
-    return join_words([count_turn(ids, vocabulary) for ids in turns])
-
-
-def weigh_words(
-    words: Words, agent_index: NDArray[np.int64], idf: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def weigh_words(document: Document, idf: NDArray[np.float32]) -> NDArray[np.float32]:
     """Weight of each entry in the tf-idf vector of its agent.
 
     The agent's vector has entries `(1 + ln tf) * idf` over all of its turns and unit length; an
     n-gram that stands in several turns of the agent shares its weight among them by count.
 
     Args:
-        words: n-grams of the bag.
-        agent_index: `(T,)` int64, agent of each turn.
+        document: n-grams of the agent.
         idf: `(V,)` float32, one a row of the lexical table.
 
     Returns:
         `(N,)` float32, >= 0.
     """
-    agent = agent_index[words.turn]
-    key = agent * len(idf) + words.row
-    unique, inverse = np.unique(key, return_inverse=True)
-    term_count = np.bincount(inverse, weights=words.count, minlength=len(unique))
-    weight = (1.0 + np.log(term_count)) * idf[unique % len(idf)]
-    owner = unique // len(idf)
-    norm = np.sqrt(np.bincount(owner, weights=weight**2))
-    weight /= np.maximum(norm[owner], 1e-12)
-    share: NDArray[np.float32] = (weight[inverse] * words.count / term_count[inverse]).astype(
-        np.float32
-    )
-    return share
+    total = np.zeros(len(idf), dtype=np.float32)
+    np.add.at(total, document.row, document.count)
+    term_count = total[document.row]
+    weight = (1.0 + np.log(term_count)) * idf[document.row]
+    share = document.count / term_count  # sums to 1 over the entries of one n-gram
+    norm = np.sqrt(weight**2 @ share)
+    weighed = weight * share / np.maximum(norm, np.float32(1e-12))
+    return weighed.astype(np.float32, copy=False)
 
 
 def split_over_tokens(
@@ -131,36 +146,62 @@ def split_over_tokens(
     return shares
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Lexicon:
     """The wide half: idf and one row of mode weights for every n-gram.
 
+    What it said of a document is kept as long as the document, so that in a run that grows only
+    the agent who spoke is read again.
+
     Args:
         idf: `(V,)` float32, inverse document frequency; a document is one agent's turns.
-        table: `(V, M)` float16, weight of the n-gram for each mode.
+        table: `(V, M)` float32, weight of the n-gram for each mode.
     """
 
     idf: NDArray[np.float32]
-    table: NDArray[np.float16]
+    table: NDArray[np.float32]
+    _read: WeakKeyDictionary[Document, TurnLogits] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
 
-    def __call__(self, words: Words, agent_index: NDArray[np.int64]) -> NDArray[np.float32]:
+    def __call__(self, words: Words, turns: int) -> NDArray[np.float32]:
         """Wide logits split by turn.
 
         Args:
             words: n-grams of the bag.
-            agent_index: `(T,)` int64, agent of each turn.
+            turns: Turns of the bag, `T`.
 
         Returns:
             `(T, M)` float32; summed over the turns of an agent they are its wide pair logits
             without the bias.
         """
-        weight = weigh_words(words, agent_index, self.idf)
-        mass = self.table[words.row].astype(np.float32) * weight[:, None]  # (N, M)
-        logits = np.zeros((len(agent_index), self.table.shape[1]), dtype=np.float32)
-        starts = np.flatnonzero(np.diff(words.turn, prepend=-1))
-        if len(starts):
-            logits[words.turn[starts]] = np.add.reduceat(mass, starts, axis=0)
+        logits = np.zeros((turns, self.table.shape[1]), dtype=np.float32)
+        for document in words:
+            read = self._read.get(document)
+            if read is None:
+                read = self._read[document] = self._score(document)
+            own, values = read
+            logits[own] = values
         return logits
+
+    def _score(self, document: Document) -> TurnLogits:
+        """Wide logits of the turns of one agent that hold a word."""
+        if not len(document.turn):
+            return document.turn, np.zeros((0, self.table.shape[1]), dtype=np.float32)
+        weight = weigh_words(document, self.idf)
+        mass = self.table.take(document.row, axis=0) * weight[:, None]  # (N, M)
+        starts = np.flatnonzero(document.turn[1:] != document.turn[:-1]) + 1
+        starts = np.concatenate([[0], starts])
+        return document.turn[starts], np.add.reduceat(mass, starts, axis=0)
+
+
+def _join(*documents: Document) -> Document:
+    """Documents of one agent in a row."""
+    return Document(
+        turn=np.concatenate([document.turn for document in documents]),
+        row=np.concatenate([document.row for document in documents]),
+        count=np.concatenate([document.count for document in documents]),
+    )
 
 
 def _rows(ids: NDArray[np.int32], vocabulary: int) -> NDArray[np.int64]:

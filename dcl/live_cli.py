@@ -11,15 +11,13 @@ import typer
 from dcl.errors import ConfigError, TraceError
 from dcl.formats import scan
 from dcl.formats.source import STDIN, files
+from dcl.options import Model
 from dcl.process import complain
 
 if TYPE_CHECKING:
     from dcl.durable import DurableRuns
     from dcl.tail import StreamTail, Tail
 
-Model = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Model folder; without it, the one that ships.")
-]
 State = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder in which open runs outlive the process."),

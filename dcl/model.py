@@ -251,11 +251,13 @@ class Network(nn.Module):
         reply_to: Tensor,
         member: Tensor,
         names: Tensor | None = None,
+        apart: Tensor | None = None,
     ) -> BagLogits:
         """Score a padded batch of bags; the arguments are those of `BagTensors`.
 
         `names`, `(B, A)` int64 as `number_names` gives it, is read by a closed bank alone; without
-        it every agent is unknown to the bank.
+        it every agent is unknown to the bank. `apart`, `(B,)` bool, marks bags whose step logits
+        send their gradient to the step head and no further.
         """
         turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
         distance = measure_distance(relate(reply_to, member))  # (B, H, T, T + 1)
@@ -265,7 +267,9 @@ class Network(nn.Module):
         gated = torch.tanh(self.gate_value(turns)) * torch.sigmoid(self.gate_open(turns))
         attention = self.query(gated)  # (B, T, M + 1)
         log_weights = self.weigh(attention, member)  # (B, A, T, M + 1)
-        evidence = torch.einsum("batm,btd->bamd", log_weights.exp(), turns)  # (B, A, M + 1, D)
+        # One plain product: onnxruntime takes several times as long for an einsum.
+        weights = log_weights.exp().transpose(2, 3)  # (B, A, M + 1, T)
+        evidence = (weights.flatten(1, 2) @ turns).unflatten(1, weights.shape[1:3])
         pair, suspicion, match, space = self.score_pairs(
             evidence[:, :, :M], evidence[:, :, M], wide, member, names
         )
@@ -281,7 +285,7 @@ class Network(nn.Module):
             agent=agent + self.agent_bias,
             mode=mode + self.mode_bias,
             pair=pair,
-            step=self.score_steps(turns, pair, log_weights[..., :M], member),
+            step=self.score_steps(turns, pair, log_weights[..., :M], member, apart),
             attention=attention[..., :M],
             evidence=space,
         )
@@ -377,7 +381,12 @@ class Network(nn.Module):
         return (role @ bank.T * 10.0).softmax(dim=-1) @ bank
 
     def score_steps(
-        self, turns: Tensor, pair: Tensor, log_weights: Tensor, member: Tensor
+        self,
+        turns: Tensor,
+        pair: Tensor,
+        log_weights: Tensor,
+        member: Tensor,
+        apart: Tensor | None = None,
     ) -> Tensor:
         """Step logits: the log of the pair probability that flows to each turn as its evidence.
 
@@ -386,11 +395,15 @@ class Network(nn.Module):
             pair: `(B, A, M)`.
             log_weights: `(B, A, T, M)`, log of the evidence weights.
             member: `(B, A, T)`.
+            apart: `(B,)` bool, bags whose gradient ends at the step head; None means none.
 
         Returns:
             `(B, T)`.
         """
         flow = (log_weights + log_sigmoid(pair)[:, :, None]).logsumexp(dim=-1)  # (B, A, T)
+        if apart is not None:
+            flow = torch.where(apart[:, None, None], flow.detach(), flow)
+            turns = torch.where(apart[:, None, None], turns.detach(), turns)
         own: Tensor = self.score_step(turns).squeeze(-1)
         return (flow * member).sum(dim=1) + own
 
@@ -425,6 +438,8 @@ class Model(nn.Module):
         outputs = [
             network(vectors, task, features, wide, reply_to, member, names) for network in self
         ]
+        if len(outputs) == 1:  # nothing to average: a smaller graph
+            return BagLogits(*outputs[0])
         return BagLogits(*(torch.stack(part).mean(dim=0) for part in zip(*outputs, strict=True)))
 
 

@@ -29,7 +29,7 @@ from dcl.journal import Journal
 from dcl.openruns import Arrival, Bounds, OpenRuns
 from dcl.runtime import load as load_model
 from dcl.thresholds import StepThresholds
-from dcl.trajectory import Turn, expect_object
+from dcl.trajectory import Outcome, Turn, expect_object
 
 _GROUP = 64  # arrivals that share one write to the disk
 _TICK_S = 1.0  # how often an idle worker looks for silent runs
@@ -178,16 +178,31 @@ class Monitor:
         arrival = self._check(run_id, turn, task)
         return arrival is not None and self._put([_Waiting(arrival, arrival.size, None)])
 
-    def end(self, run_id: str) -> bool:
+    def end(self, run_id: str, *, outcome: Outcome | None = None) -> bool:
         """Say that a run has ended; its last event follows.
 
         Args:
             run_id: Name of the run.
+            outcome: Whether the run succeeded; None where nobody knows. The last event repeats it.
 
         Returns:
             Whether it was taken. If not, the run ends when it has been silent too long.
         """
-        return self._put([_Waiting(Arrival(str(run_id), None), 0, None)])
+        said = outcome if outcome in ("success", "failure") else None
+        return self._put([_Waiting(Arrival(str(run_id), None, outcome=said), 0, None)])
+
+    def refuse(self, run_id: str, error: Exception) -> None:
+        """Count a turn that could not even be read; its run says from then on that one is missing.
+
+        Args:
+            run_id: Name of the run; empty if that is unknown too.
+            error: What went wrong; `last_error` tells it.
+        """
+        with self._lock:
+            self._counts["refused_malformed"] += 1
+            self._last_error = f"{type(error).__name__}: {error}"
+            if run_id:
+                self._note_missing(run_id)
 
     def submit(self, arrivals: Sequence[Arrival]) -> list[Future[Judgement]] | None:
         """Take some arrivals, all or none, and give what comes of each.

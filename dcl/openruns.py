@@ -15,7 +15,15 @@ from dcl.errors import ConfigError, TraceError
 from dcl.formats import otlp
 from dcl.incremental import OpenRun
 from dcl.thresholds import StepThresholds
-from dcl.trajectory import Turn, expect_int, expect_list, expect_object, expect_str
+from dcl.trajectory import (
+    Outcome,
+    Turn,
+    expect_int,
+    expect_list,
+    expect_object,
+    expect_str,
+    parse_outcome,
+)
 
 _FAILURES = 3  # judgements of a run that may fail in a row before it is left alone
 
@@ -33,6 +41,7 @@ class Arrival:
             already is left out, and turns that were skipped are missing.
         spans: An OpenTelemetry document with spans of this run only; its turns are made anew from
             all spans of the run, as they may come in any order.
+        outcome: Of an end, whether the run succeeded; None where nobody says.
     """
 
     run_id: str
@@ -41,6 +50,7 @@ class Arrival:
     missing: int = 0
     at: int | None = None
     spans: Mapping[str, Any] | None = None
+    outcome: Outcome | None = None
 
     @property
     def size(self) -> int:
@@ -60,7 +70,9 @@ class Arrival:
             row["at"] = self.at
         if self.spans is not None:
             return row | {"spans": self.spans}
-        return row | ({"end": True} if self.turn is None else self.turn.to_dict())
+        if self.turn is not None:
+            return row | self.turn.to_dict()
+        return row | {"end": True} | ({"outcome": self.outcome} if self.outcome else {})
 
     @classmethod
     def from_dict(cls, row: object, *, place: str = "") -> Arrival:
@@ -79,7 +91,10 @@ class Arrival:
         spans = expect_object(row["spans"], f"{place}spans") if "spans" in row else None
         ended = row.get("end") is True or spans is not None
         turn = None if ended else Turn.from_dict(row, place=place)
-        return cls(run_id, turn, task, missing, at, spans)
+        outcome = None
+        if row.get("end") is True:
+            outcome = parse_outcome(row.get("outcome"), f"{place}.outcome" if place else "outcome")
+        return cls(run_id, turn, task, missing, at, spans, outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +145,10 @@ class _Entry:
     events: int = 0
     failures: int = 0
     nbytes: int = 0
+
+    def source(self, turn: int) -> str:
+        """Where a turn stands in its log; spans that came since may have left fewer turns."""
+        return self.turns[turn].source if turn < len(self.turns) else ""
 
 
 class OpenRuns:
@@ -187,7 +206,7 @@ class OpenRuns:
         """
         if arrival.turn is None and arrival.spans is None:
             self._miss(self._entries.get(arrival.run_id), arrival.missing)
-            return self.end(arrival.run_id)
+            return self.end(arrival.run_id, outcome=arrival.outcome)
         entry = self._entry(arrival)
         self._miss(entry, arrival.missing)
         if self._is_known(entry, arrival.at):
@@ -206,12 +225,15 @@ class OpenRuns:
             return self._make_room()
         return [*self._judge(entry), *self._make_room()]
 
-    def end(self, run_id: str, reason: Reason = "ended") -> list[Event]:
+    def end(
+        self, run_id: str, reason: Reason = "ended", *, outcome: Outcome | None = None
+    ) -> list[Event]:
         """Close a run and say the last word on it; nothing if it is not open.
 
         Args:
             run_id: Name of the run.
             reason: Why.
+            outcome: Whether the run succeeded; None where nobody says.
         """
         entry = self._entries.pop(run_id, None)
         if entry is None:
@@ -221,7 +243,7 @@ class OpenRuns:
         attribution = self._latest(entry)
         threshold = self._threshold(entry)
         findings = () if attribution is None else attribution.findings(threshold=threshold)
-        return [self._event(entry, "final", findings, threshold, reason)]
+        return [self._event(entry, "final", findings, threshold, reason, outcome)]
 
     def end_all(self, reason: Reason) -> Iterator[Event]:
         """Close all runs, the longest silent first."""
@@ -435,6 +457,7 @@ class OpenRuns:
         findings: Sequence[Finding],
         threshold: float | None,
         reason: Reason | None = None,
+        outcome: Outcome | None = None,
     ) -> Event:
         """The next event of a run."""
         entry.events += 1
@@ -449,4 +472,6 @@ class OpenRuns:
             threshold=threshold,
             missing=entry.missing,
             reason=reason,
+            sources=tuple(entry.source(finding.turn) for finding in findings),
+            outcome=outcome,
         )

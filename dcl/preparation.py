@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress, TimeElapsedColumn, track
 
 from dcl.artifact import ENCODER, EncoderSource, hash_file, load_lexicon, save_lexicon
+from dcl.bag import Bag, BagMaker
 from dcl.config import DataConfig, TrainConfig
 from dcl.data import Item, VectorCache, make_item
 from dcl.errors import ConfigError
@@ -21,7 +23,7 @@ from dcl.runtime import Encoder, count_cores, load_bagger
 from dcl.splits import Split, fold_of, group_of, split_of
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example
-from dcl.wide import document_rows, fit_idf, fit_table, stack_documents
+from dcl.wide import fit_idf, fit_table, stack_documents
 
 
 def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item]]:
@@ -37,42 +39,127 @@ def prepare(config: TrainConfig, source: EncoderSource) -> dict[Split, list[Item
     Raises:
         ConfigError: If a split has no example with labelled modes, or the widths do not fit.
     """
-    bagger = load_bagger(source)
     encoder = Encoder(source.path / ENCODER, threads=config.threads or count_cores(), remember=0)
-    if encoder.width != config.model.vector_width:
-        raise ConfigError(
-            f"model.vector_width: expected {encoder.width}, the width of the encoder's vectors, "
-            f"got {config.model.vector_width}"
-        )
+    check_width(config, encoder.width)
     cache = VectorCache(
         Path(config.data.cache).expanduser(), encoder, hash_file(source.path / ENCODER)
     )
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
+        bagged = read_bags(config, load_bagger(source), progress)
+        fill(cache, [window for one in bagged for window in one.windows()], progress)
+    return make_items(config, bagged, cache)
+
+
+def check_width(config: TrainConfig, width: int) -> None:
+    """Check that the network takes the vectors of the encoder.
+
+    Raises:
+        ConfigError: If it takes others.
+    """
+    if width != config.model.vector_width:
+        raise ConfigError(
+            f"model.vector_width: expected {width}, the width of the encoder's vectors, "
+            f"got {config.model.vector_width}"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bagged:
+    """A labelled example and its bag.
+
+    Args:
+        split: Where its question belongs.
+        example: The example.
+        extra: Whether it is not of the main set.
+        bag: Its bag.
+        twin: Bag of the clean run, where it is asked for.
+    """
+
+    split: Split
+    example: Example
+    extra: bool
+    bag: Bag
+    twin: Bag | None
+
+    def windows(self) -> Iterator[NDArray[np.int32]]:
+        """What the encoder reads of the turns and tasks, each `(L,)`."""
+        for bag in (self.bag, self.twin):
+            if bag is not None:
+                yield from (*bag.windows, bag.task)
+
+
+def read_bags(config: TrainConfig, bagger: BagMaker, progress: Progress) -> list[Bagged]:
+    """Read, split and tokenise all examples.
+
+    Args:
+        config: Data is read, and whether twins are asked for.
+        bagger: Makes the bags.
+        progress: Shows how far it is.
+    """
     chosen = list(select_examples(config.data))
+    bagging = progress.add_task("reading turns", total=len(chosen))
+    bagged = []
+    for split, example, extra in chosen:
+        clean = example.clean if config.loss.use_twins else None
+        twin = None if clean is None else bagger(clean)
+        bagged.append(Bagged(split, example, extra, bagger(example.trajectory), twin))
+        progress.advance(bagging)
+    return bagged
+
+
+class Fillable(Protocol):
+    """A cache that can be filled with a bar that shows how far it is."""
+
+    def fill(self, windows: Sequence[NDArray[np.int32]], progress: Callable[[int], object]) -> None:
+        """Compute and keep what is missing."""
+
+
+def fill(
+    cache: Fillable,
+    windows: Sequence[NDArray[np.int32]],
+    progress: Progress,
+    title: str = "encoding turns",
+) -> None:
+    """Fill a cache.
+
+    Args:
+        cache: The cache.
+        windows: Token ids of each turn, each `(L,)` int32.
+        progress: Shows how far it is.
+        title: Stands before the bar.
+    """
+    task = progress.add_task(title, total=len(windows))
+    cache.fill(windows, lambda done: progress.advance(task, done))
+
+
+def make_items(
+    config: TrainConfig, bagged: Sequence[Bagged], cache: VectorCache, *, keep_windows: bool = False
+) -> dict[Split, list[Item]]:
+    """Items of all splits.
+
+    Args:
+        config: Loss width is read.
+        bagged: All examples.
+        cache: Turn vectors.
+        keep_windows: Whether the encoder will be trained, and needs them.
+
+    Raises:
+        ConfigError: If a split has no example with labelled modes.
+    """
     items: dict[Split, list[Item]] = {"train": [], "valid": [], "test": []}
     if config.data.left_out:
         items["left_out"] = []
-    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
-        bagging = progress.add_task("reading turns", total=len(chosen))
-        bags, twins = [], []
-        for _, example, _ in chosen:
-            bags.append(bagger(example.trajectory))
-            wanted = config.loss.use_twins and example.clean is not None
-            twins.append(bagger(example.clean) if wanted and example.clean else None)
-            progress.advance(bagging)
-        windows = sum(len(bag.windows) + 1 for bag in (*bags, *twins) if bag is not None)
-        encoding = progress.add_task("encoding turns", total=windows)
-        for (split, example, extra), bag, twin in zip(chosen, bags, twins, strict=True):
-            items[split].append(
-                make_item(
-                    example,
-                    bag,
-                    cache,
-                    sigma=config.loss.sigma,
-                    extra=extra,
-                    clean=twin,
-                    progress=lambda done: progress.advance(encoding, done),
-                )
-            )
+    for one in bagged:
+        item = make_item(
+            one.example,
+            one.bag,
+            cache,
+            sigma=config.loss.sigma,
+            extra=one.extra,
+            clean=one.twin,
+            keep_windows=keep_windows,
+        )
+        items[one.split].append(item)
     for split in ("train", "valid"):
         if not any(item.targets.known and not item.extra for item in items[split]):
             raise ConfigError(
@@ -115,10 +202,18 @@ def read_definitions(source: EncoderSource, threads: int) -> NDArray[np.float32]
         source: Encoder and tokenizer.
         threads: Of the encoder; > 0.
     """
-    bagger = load_bagger(source)
+    encoder = Encoder(source.path / ENCODER, threads=threads, remember=0)
+    return encoder(window_definitions(load_bagger(source)))
+
+
+def window_definitions(bagger: BagMaker) -> list[NDArray[np.int32]]:
+    """Token ids of title and definition of each mode, each `(L,)`.
+
+    Args:
+        bagger: Of the encoder.
+    """
     texts = [f"{mode.title}. {mode.definition}" for mode in MODES]
-    windows = [bagger.window(ids) for ids in bagger.tokenize(texts)]
-    return Encoder(source.path / ENCODER, threads=threads, remember=0)(windows)
+    return [bagger.window(ids) for ids in bagger.tokenize(texts)]
 
 
 def fit_wide(
@@ -138,19 +233,10 @@ def fit_wide(
     Returns:
         The wide half fitted on all training items.
     """
-    usable = [item for item in items["train"] if item.targets.known and not item.extra]
-    bags = [item.bag for item in usable]
-    labels = np.concatenate([item.targets.pair for item in usable])
-    idf = fit_idf(bags, vocabulary + BIGRAM_ROWS)
-    documents = stack_documents(bags, idf)
-    lexicons = []
-    for fold in track(range(config.folds + 1), "fitting the wide half"):
-        file = work / f"wide-{fold}.npz"
-        if not file.exists():
-            rows = document_rows(bags, [fold_of(i.group, config.folds) != fold for i in usable])
-            table = fit_table(documents[rows], labels[rows], strength=config.wide_strength)
-            save_lexicon(Lexicon(idf=idf, table=table), file)
-        lexicons.append(load_lexicon(file))
+    files = [work / f"wide-{fold}.npz" for fold in range(config.folds + 1)]
+    if not all(file.exists() for file in files):
+        fit_folds(config, items["train"], vocabulary, files)
+    lexicons = [load_lexicon(file) for file in files]
     whole = lexicons[-1]  # no item is in the fold after the last: this one saw them all
     for split, members in items.items():
         for item in members:
@@ -158,5 +244,29 @@ def fit_wide(
             lexicon = lexicons[fold] if split == "train" else whole
             for one in (item, item.twin):
                 if one is not None:
-                    one.wide = lexicon(*one.bag)
+                    one.wide = lexicon(one.words, len(one.agent_index))
     return whole
+
+
+def fit_folds(
+    config: TrainConfig, train: Sequence[Item], vocabulary: int, files: Sequence[Path]
+) -> None:
+    """Fit the wide half once without each fold, and last on everything.
+
+    Args:
+        config: Strength and folds are read.
+        train: Training items; those with labelled modes that are not extra are fitted on.
+        vocabulary: Number of token ids.
+        files: Where each fit goes; those that are there stay.
+    """
+    usable = [item for item in train if item.targets.known and not item.extra]
+    documents = [document for item in usable for document in item.words]
+    folds = [fold_of(item.group, config.folds) for item in usable for _ in item.words]
+    labels = np.concatenate([item.targets.pair for item in usable])
+    idf = fit_idf(documents, vocabulary + BIGRAM_ROWS, most=config.wide_rows)
+    stacked = stack_documents(documents, idf)
+    for fold, file in enumerate(track(files, "fitting the wide half")):
+        if not file.exists():
+            rows = np.array(folds) != fold
+            table = fit_table(stacked[rows], labels[rows], strength=config.wide_strength)
+            save_lexicon(Lexicon(idf=idf, table=table), file)

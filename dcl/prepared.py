@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dcl.data import Item
-from dcl.lexical import Words
 from dcl.splits import Split
 from dcl.targets import Targets
 
@@ -107,7 +106,6 @@ def _build(
     row: Mapping[str, Any], arrays: Mapping[str, Any], turns: slice, agents: slice, bag: int
 ) -> Item:
     """One item from its rows of all arrays."""
-    nothing = np.zeros(0, dtype=np.int64)
     targets = Targets(
         agent=arrays["agent"][agents],
         mode=arrays["mode"][bag],
@@ -119,7 +117,7 @@ def _build(
     )
     return Item(
         group=row["group"],
-        words=Words(nothing, nothing, nothing.astype(np.float32)),
+        words=(),
         task=arrays["task"][bag],
         targets=targets,
         extra=row["extra"],

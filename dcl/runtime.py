@@ -38,6 +38,7 @@ from dcl.engines import EngineName, choose_engine, open_engine, open_session, ru
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES, describe_vectors
 from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.shipped import find_model
 from dcl.taxonomy import MODES
 
 if TYPE_CHECKING:
@@ -206,12 +207,12 @@ def head_inputs(
         Pairs of name and array in the order of `dcl.model.BagTensors`.
     """
     deviation = describe_vectors(vectors, task, bag.agent_index)
-    member = bag.agent_index[None, :] == np.arange(len(bag.agents))[:, None]  # (A, T)
+    member = np.arange(len(bag.agents))[:, None] == bag.agent_index  # (A, T)
     return [
         ("vectors", vectors),
         ("task", task),
         ("features", np.concatenate([bag.features, deviation], axis=1)),
-        ("wide", lexicon(bag.words, bag.agent_index)),
+        ("wide", lexicon(bag.words, len(vectors))),
         ("reply_to", bag.reply_to),
         ("member", member.astype(np.float32)),
     ]
@@ -226,7 +227,7 @@ def load(
     """Load a model and everything it needs; torch is not among it.
 
     Args:
-        path: An exported model folder; None means the one that ships.
+        path: A name of `dcl.shipped.SHIPPED` or the folder of an exported model; None means `base`.
         threads: Turns encoded side by side; None means every core this process may use.
         engine: What encodes turns; None takes the quickest that is there, see
             `dcl.engines.choose_engine`.
@@ -241,7 +242,7 @@ def load(
     """
     if threads is not None and threads < 1:
         raise ConfigError(f"threads: expected at least 1, got {threads}")
-    artifact = open_artifact(None if path is None else Path(path))
+    artifact = open_artifact(find_model(path) if isinstance(path, str) else path)
     encoder = Encoder(
         artifact.path / ENCODER,
         threads=threads or count_cores(),

@@ -23,6 +23,18 @@ def group_of(example: Example) -> str:
     return str(group or trajectory.id)
 
 
+def hash_question(text: str) -> str:
+    """The `question_hash` of a question, as AEGIS has it: 12 hex digits of the MD5 of the text.
+
+    Whoever notes it with a run keeps the run in the split that the question has in AEGIS.
+
+    Args:
+        text: The question as published; blanks around it do not count.
+    """
+    digest = hashlib.md5(text.strip().encode("utf-8", "replace"), usedforsecurity=False)
+    return digest.hexdigest()[:12]
+
+
 def split_of(group: str, *, valid: float = 0.08, test: float = 0.08) -> Split:
     """The split a question belongs to, the same on every machine and for ever.
 

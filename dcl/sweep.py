@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from dcl.artifact import ENCODER, EncoderSource, hash_file, open_encoder
+from dcl.cluster import connect
 from dcl.comparison import measure, write_results
 from dcl.config import DataConfig, TrainConfig, read_config
 from dcl.data import Item
@@ -399,21 +401,45 @@ def work_on(file: Path, out: Path) -> None:
     Sweep(file, out).run(Console(stderr=True))
 
 
-def run_sweep(file: Path, out: Path, *, workers: int = 1) -> list[Path]:
+def run_sweep(
+    file: Path,
+    out: Path,
+    *,
+    workers: int | None = None,
+    executor: Literal["local", "ray"] = "local",
+) -> list[Path]:
     """Run a sweep, or go on with one, and write what came out.
 
     Args:
         file: YAML with the fields of `SweepConfig`.
         out: Folder of the sweep.
-        workers: Processes that run cells side by side; > 0.
+        workers: Processes that run cells side by side, > 0; None is one on this machine, and one
+            a core on a cluster.
+        executor: On this machine, or on a Ray cluster, all of whose machines see the folder.
 
     Returns:
         Tables and plots.
 
     Raises:
-        ConfigError: If a configuration is wrong, or a worker failed.
+        ConfigError: If a configuration is wrong, or a worker failed; if Ray is not installed, or
+            the cluster cannot be joined.
     """
     sweep = Sweep(file, out)  # so that a mistake shows before anything runs
+    if executor == "ray":
+        with connect(echo=True) as cluster:
+            crew = workers or cluster.slots()
+            cluster.map(work_on, repeat(file, crew), repeat(out, crew), workers=crew)
+    else:
+        _run_here(file, out, workers or 1)
+    return sweep.report()
+
+
+def _run_here(file: Path, out: Path, workers: int) -> None:
+    """Run cells in processes of this machine.
+
+    Raises:
+        ConfigError: If a configuration is wrong, or a worker failed.
+    """
     if workers == 1:
         work_on(file, out)
     else:
@@ -429,7 +455,6 @@ def run_sweep(file: Path, out: Path, *, workers: int = 1) -> list[Path]:
                 f"{out}: {failed} of {workers} workers failed, for the reasons above; "
                 "the same command goes on with what is left"
             )
-    return sweep.report()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -449,13 +474,27 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("file", type=str, help="YAML that names base, cells and seeds.")
     parser.add_argument("--out", type=str, required=True, help="Folder of the sweep.")
-    parser.add_argument("--workers", type=int, default=1, help="Processes side by side.")
+    parser.add_argument(
+        "--workers",
+        type=int | None,
+        default=None,
+        help="Cells side by side; without it, one, or one a core of a cluster.",
+    )
+    parser.add_argument(
+        "--executor",
+        type=Literal["local", "ray"],
+        default="local",
+        help="Where cells run: here, or on the Ray cluster of RAY_ADDRESS.",
+    )
     try:
         parsed = parser.parse_args(list(arguments))
     except ArgumentError as error:
         raise ConfigError(" ".join(str(error).split())) from None
-    if parsed.workers < 1:
+    if parsed.workers is not None and parsed.workers < 1:
         raise ConfigError(f"--workers: expected at least 1, got {parsed.workers}")
-    for file in run_sweep(Path(parsed.file), Path(parsed.out), workers=parsed.workers):
+    written = run_sweep(
+        Path(parsed.file), Path(parsed.out), workers=parsed.workers, executor=parsed.executor
+    )
+    for file in written:
         Console().print(f"wrote {file}", soft_wrap=True)
     return 0

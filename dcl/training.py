@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ import lightning
 import numpy as np
 import torch
 from lightning import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    TQDMProgressBar,
+)
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from numpy.typing import NDArray
 from rich.console import Console
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import dcl
 from dcl.artifact import (
@@ -29,7 +34,6 @@ from dcl.artifact import (
     LEXICON,
     TOKENIZER,
     WEIGHTS,
-    EncoderSource,
     hash_file,
     is_free,
     open_encoder,
@@ -38,7 +42,7 @@ from dcl.artifact import (
 )
 from dcl.attribution import Calibration
 from dcl.calibration import best_threshold, fit_calibration, score_levels
-from dcl.config import DataConfig, LossConfig, TrainConfig, read_config
+from dcl.config import DataConfig, LossConfig, RunConfig, TrainConfig, read_config
 from dcl.data import AttributionData, Batch, Item
 from dcl.errors import ConfigError
 from dcl.inference import score_items
@@ -75,15 +79,20 @@ class AttributionModule(LightningModule):
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """Loss of one batch."""
+        loss = self.measure(batch)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def measure(self, batch: Batch) -> Tensor:
+        """Loss of one batch, noted for the means of the epoch."""
         bags = self._mask_channels(batch.bags)
         if self.config.turn_dropout:
             bags = self._mask_turns(bags)
-        logits: BagLogits = self.model(*bags, names=batch.names)
+        logits: BagLogits = self.model(*bags, names=batch.names, apart=batch.extra)
         twins: BagLogits | None = None if batch.twins is None else self.model(*batch.twins)
         loss, parts = compute_loss(
             logits, batch, self.model.error_bank, self.config.loss, twins=twins
         )
-        self.log("loss", loss, prog_bar=True)
         # Kept and logged once an epoch: the trainer takes longer to log six numbers a step than to
         # add them to the gradient.
         weight = float(len(batch.known))
@@ -107,29 +116,32 @@ class AttributionModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log pair micro-F1 at the best threshold."""
+        self.log("valid/pair_f1", self.score_validation(), prog_bar=True)
+
+    def score_validation(self) -> float:
+        """Pair micro-F1 at the best threshold of what was collected, 0 to 1."""
         scores, labels = (torch.cat(part).ravel().numpy() for part in zip(*self._seen, strict=True))
         self._seen.clear()
-        _, f1 = best_threshold(scores, labels)
-        self.log("valid/pair_f1", f1, prog_bar=True)
+        return best_threshold(scores, labels)[1]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW that warms up over a tenth of the run and falls to zero, both along a cosine."""
-        plain = [p for p in self.model.parameters() if p.ndim < 2]
-        decayed = [p for p in self.model.parameters() if p.ndim >= 2]
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": self.config.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
-            ],
-            lr=self.config.learning_rate,
-        )
+        groups = self.group_parameters()
+        optimizer = torch.optim.AdamW(groups)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, self.config.learning_rate, total_steps=self.steps + 1, pct_start=0.1
+            optimizer,
+            [group["lr"] for group in groups],
+            total_steps=self.steps + 1,
+            pct_start=0.1,
         )
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def group_parameters(self) -> list[dict[str, Any]]:
+        """Groups of parameters with their peak rate, as an optimiser takes them."""
+        return group_decay(self.model, self.config.learning_rate, self.config.weight_decay)
 
     def _mask_channels(self, bags: BagTensors) -> BagTensors:
         """Blank one random channel of some bags, so that none is leaned on alone."""
@@ -154,6 +166,21 @@ class AttributionModule(LightningModule):
         )
 
 
+def group_decay(module: nn.Module, rate: float, decay: float) -> list[dict[str, Any]]:
+    """Parameters of a module in two groups: matrices, which decay, and the rest, which does not.
+
+    Args:
+        module: Frozen parameters are left out.
+        rate: Peak rate of both; > 0.
+        decay: Weight decay of the matrices; >= 0.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim >= 2], "lr": rate, "weight_decay": decay},
+        {"params": [p for p in trained if p.ndim < 2], "lr": rate, "weight_decay": 0.0},
+    ]
+
+
 def compute_loss(
     logits: BagLogits,
     batch: Batch,
@@ -175,7 +202,7 @@ def compute_loss(
         The sum in nats, and the unweighted parts by name.
     """
     member = batch.bags.member
-    real = member.sum(dim=2) > 0  # (B, A)
+    real = (member.sum(dim=2) > 0) & ~batch.extra[:, None]  # (B, A)
     turns = member.sum(dim=1) > 0  # (B, T)
     modes_known = (real & batch.known[:, None])[..., None].expand_as(batch.pair)
     shape = {"gamma_negative": config.gamma_negative, "margin": config.margin}
@@ -183,12 +210,7 @@ def compute_loss(
     parts = {
         "pair": asymmetric_loss(logits.pair, batch.pair, modes_known, **shape),
         "agent": asymmetric_loss(logits.agent, batch.agent, real, **shape),
-        "mode": asymmetric_loss(
-            logits.mode,
-            batch.mode,
-            batch.known[:, None].expand_as(logits.mode),
-            **shape,
-        ),
+        "mode": asymmetric_loss(logits.mode, batch.mode, find_explained(batch), **shape),
         "contrastive": contrastive_loss(
             logits.evidence[labelled],
             labelled.nonzero()[:, 2],
@@ -212,6 +234,16 @@ def compute_loss(
     return total, parts
 
 
+def find_explained(batch: Batch) -> Tensor:
+    """Modes the mode level can be asked for: `(B, M)` bool.
+
+    A mode that only agents who never speak have left no turn to learn it from: asked for, it would
+    pull the modes of all who do speak upwards.
+    """
+    silent = (batch.mode > 0) & (batch.pair.amax(dim=1) == 0)
+    return (batch.known & ~batch.extra)[:, None] & ~silent
+
+
 def train(config: TrainConfig) -> Path:
     """Train a model; started again after a kill, it goes on where it was.
 
@@ -230,7 +262,7 @@ def train(config: TrainConfig) -> Path:
     seed_everything(config.seed, workers=True, verbose=False)
     out = Path(config.out).expanduser()
     source = open_encoder(None if config.encoder is None else Path(config.encoder).expanduser())
-    work = claim_workplace(out, config, source)
+    work = claim_workplace(out, config, hash_file(source.path / ENCODER))
     items = prepare(config, source)
     lexicon = fit_wide(config, items, load_bagger(source).vocabulary, work)
     config = close_agents(config, items)
@@ -257,13 +289,20 @@ def train(config: TrainConfig) -> Path:
     return out
 
 
-def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Path:
+def claim_workplace(
+    out: Path,
+    config: TrainConfig,
+    encoder: str,
+    *,
+    may_replace: Callable[[Path], bool] = is_free,
+) -> Path:
     """The folder for work in progress, `OUT.work`, checked to belong to this very run.
 
     Args:
         out: Where the model will go.
         config: The run.
-        source: Its encoder.
+        encoder: sha256 of its encoder's graph or weights.
+        may_replace: Whether what is at `out` is nothing, or an older one of what will be written.
 
     Returns:
         The folder.
@@ -271,7 +310,7 @@ def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Pa
     Raises:
         ConfigError: If it holds work of another run, or `out` holds something that is no model.
     """
-    if not is_free(out):
+    if not may_replace(out):
         raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
     work = out.with_name(out.name + ".work")
     try:
@@ -281,7 +320,7 @@ def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Pa
             "dcl": dcl.__version__,
             "config": asdict(config),
             "data": hash_data(config.data),
-            "encoder": hash_file(source.path / ENCODER),
+            "encoder": encoder,
         }
         text = json.dumps(claim, indent=2, sort_keys=True)
         if stamp.exists() and stamp.read_text() != text:
@@ -297,7 +336,7 @@ def claim_workplace(out: Path, config: TrainConfig, source: EncoderSource) -> Pa
     return work
 
 
-def close_agents(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> TrainConfig:
+def close_agents(config: RunConfig, items: Mapping[Split, Sequence[Item]]) -> RunConfig:
     """The configuration with the names of all training agents, where the bank is a closed one.
 
     Args:
@@ -363,41 +402,14 @@ def fit_network(
         The network of the best epoch on validation, in evaluation mode.
     """
     seed_everything(config.seed, workers=True, verbose=False)
-    train = [
-        item for item in items["train"] for _ in range(config.data.repeat if item.extra else 1)
-    ]
-    valid = [item for item in items["valid"] if not item.extra]
+    train, valid = list(repeat_extra(config, items["train"])), list(main_set(items["valid"]))
     data = AttributionData(train, valid, batch_size=config.batch_size, seed=config.seed)
     steps = config.epochs * -(-len(train) // config.batch_size)
     module = AttributionModule(config, steps)
     standardise(module.model, items["train"])
     if intent is not None:
         place_prototypes(module.model, torch.from_numpy(intent))
-    best = ModelCheckpoint(
-        work,
-        filename="best",
-        monitor="valid/pair_f1",
-        mode="max",
-        enable_version_counter=False,
-    )
-    # After `best`, so that it holds what `best` knows; written each epoch, best or not.
-    newest = ModelCheckpoint(work, filename="last", enable_version_counter=False)
-    trainer = Trainer(
-        max_epochs=config.epochs,
-        accelerator="auto",
-        devices=1,
-        gradient_clip_val=1.0,
-        logger=CSVLogger(work, name="logs"),
-        callbacks=[
-            best,
-            newest,
-            EMAWeightAveraging(decay=config.average),
-            *([] if quiet else [TQDMProgressBar()]),
-        ],
-        enable_progress_bar=not quiet,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    trainer, best = make_trainer(config, work, quiet=quiet)
     last = work / "last.ckpt"
     trainer.fit(
         module, datamodule=data, ckpt_path=last if last.exists() else None, weights_only=True
@@ -407,8 +419,66 @@ def fit_network(
     return module.model.cpu().eval()
 
 
+def repeat_extra(config: TrainConfig, items: Sequence[Item]) -> Iterator[Item]:
+    """What one epoch sees: every item once, and each extra one as often as asked for."""
+    for item in items:
+        yield from [item] * (config.data.repeat if item.extra else 1)
+
+
+def main_set(items: Sequence[Item]) -> Iterator[Item]:
+    """The items that a run is selected on."""
+    return (item for item in items if not item.extra)
+
+
+def make_trainer(
+    config: TrainConfig,
+    work: Path,
+    *,
+    quiet: bool = False,
+    clip: float | None = 1.0,
+    callbacks: Sequence[Callback] = (),
+) -> tuple[Trainer, ModelCheckpoint]:
+    """A trainer that validates, averages weights and can be resumed; and what keeps the best epoch.
+
+    Args:
+        config: Epochs and the decay of the average are read.
+        work: Keeps checkpoints: `best.ckpt` and, written each epoch, `last.ckpt`.
+        quiet: Show no progress.
+        clip: Largest norm of the gradient; None where the module clips it itself.
+        callbacks: Further ones.
+    """
+    best = ModelCheckpoint(
+        work,
+        filename="best",
+        monitor="valid/pair_f1",
+        mode="max",
+        enable_version_counter=False,
+    )
+    # After `best`, so that it holds what `best` knows; written each epoch, best or not.
+    newest = ModelCheckpoint(work, filename="last", enable_version_counter=False)
+    average = EMAWeightAveraging(decay=config.average, use_buffers=False)  # none of them changes
+    trainer = Trainer(
+        max_epochs=config.epochs,
+        accelerator="auto",
+        devices=1,
+        gradient_clip_val=clip,
+        logger=CSVLogger(work, name="logs"),
+        callbacks=[
+            best,
+            newest,
+            *callbacks,
+            *([average] if config.average else []),
+            *([] if quiet else [TQDMProgressBar()]),
+        ],
+        enable_progress_bar=not quiet,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    return trainer, best
+
+
 def judge(
-    model: Model, items: Mapping[Split, Sequence[Item]]
+    model: Model | Network, items: Mapping[Split, Sequence[Item]]
 ) -> tuple[Calibration, dict[str, dict[str, float]]]:
     """Calibrate on validation questions, and score the network there and on test questions.
 

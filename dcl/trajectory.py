@@ -207,9 +207,6 @@ class Trajectory:
             raise TraceError(f"{dot}turns", f"expected a list of turns, got {name_type(turns)}")
         if not turns:
             raise TraceError(f"{dot}turns", "expected at least one turn, got an empty list")
-        outcome = row.get("outcome")
-        if outcome not in (None, "success", "failure"):
-            raise TraceError(f"{dot}outcome", f"expected success or failure, got {outcome!r}")
         metadata = dict(expect_object(row.get("metadata") or {}, f"{dot}metadata"))
         known = {
             "schema",
@@ -236,7 +233,7 @@ class Trajectory:
             turns=tuple(
                 Turn.from_dict(turn, place=f"{dot}turns[{i}]") for i, turn in enumerate(turns)
             ),
-            outcome=outcome,
+            outcome=parse_outcome(row.get("outcome"), f"{dot}outcome"),
             metadata=metadata,
         )
 
@@ -442,6 +439,25 @@ def parse_mode(value: object, place: str) -> ErrorMode:
         return ErrorMode.parse(str(value))
     except ValueError as error:
         raise TraceError(place, str(error)) from None
+
+
+def parse_outcome(value: object, place: str) -> Outcome | None:
+    """Whether a run succeeded; None where nobody says.
+
+    Args:
+        value: `success`, `failure`, or nothing.
+        place: Path of it, for the error.
+
+    Raises:
+        TraceError: If it is anything else.
+    """
+    if value is None:
+        return None
+    if value == "success":
+        return "success"
+    if value == "failure":
+        return "failure"
+    raise TraceError(place, f"expected success or failure, got {value!r}")
 
 
 def _join(place: str, key: str) -> str:

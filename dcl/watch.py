@@ -106,7 +106,7 @@ def read_line(line: Line) -> list[Arrival] | TraceError:
         return TraceError(line.place, f"expected one JSON object a line: {error}")
     run = example.trajectory
     turns = [Arrival(run.id, turn, run.task) for turn in run.turns]
-    return [*turns, Arrival(run.id, None)]
+    return [*turns, Arrival(run.id, None, outcome=run.outcome)]
 
 
 def write(events: Sequence[Event], out: TextIO) -> None:

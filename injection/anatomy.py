@@ -5,11 +5,12 @@ Works on the text alone, for scripted agents, for language models and for logs f
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from injection.checkers import final_answer, find_code
 
@@ -156,6 +157,22 @@ def show(value: Fraction) -> str:
         return str(value.numerator)
     decimals = f"{float(value):.6f}".rstrip("0")
     return decimals if Fraction(decimals) == value else f"{value.numerator}/{value.denominator}"
+
+
+def find_objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """JSON objects in a text, outermost only: start, end and value of each, in order."""
+    decoder = json.JSONDecoder()
+    found = []
+    position = text.find("{")
+    while position >= 0:
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            end = position + 1
+        else:
+            found.append((position, end, value))
+        position = text.find("{", end)
+    return found
 
 
 def stated_answer(text: str) -> str:

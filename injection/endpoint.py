@@ -70,6 +70,10 @@ class EndpointConfig:
                 raise ConfigError(f"endpoint.{name}: expected >= 0, got {getattr(self, name)}")
 
 
+class _GaveUpError(ModelError):
+    """The client tried as often as it may; trying again here would multiply the tries."""
+
+
 def redact(text: str, *secrets: str) -> str:
     """A text without keys: the ones given, bearer tokens, and whatever looks like a key."""
     for secret in secrets:
@@ -166,6 +170,8 @@ class Endpoint:
             self._admit()
             try:
                 return self._send(request)
+            except _GaveUpError as error:
+                raise ModelError(str(error)) from None
             except ModelError as error:
                 problem = str(error)
         raise ModelError(problem)
@@ -212,9 +218,10 @@ class Endpoint:
                     if time.monotonic() > end:
                         raise ModelError(f"no whole reply within {self.config.timeout} s")
         except APIStatusError as error:
-            raise self._fail(f"status {error.status_code}: {error.message}") from None
+            problem = f"status {error.status_code}: {error.message}"
+            raise _GaveUpError(str(self._fail(problem))) from None
         except OpenAIError as error:
-            raise self._fail(f"{type(error).__name__}: {error}") from None
+            raise _GaveUpError(str(self._fail(f"{type(error).__name__}: {error}"))) from None
         except OSError as error:
             raise self._fail(f"the connection broke: {error}") from None
         except Exception as error:

@@ -16,7 +16,7 @@ from dcl.taxonomy import ErrorMode
 from injection.errors import AttackError
 from injection.instructions import order_for
 from injection.rules import Scene, corrupt, rephrase
-from injection.session import Brief, Call, Reply
+from injection.session import Brief, Call, Reply, others_in
 
 Strategy = Literal["prompt_injection", "response_corruption"]
 
@@ -80,10 +80,10 @@ class Rules:
         if mode is ErrorMode.FM_1_4:
             history = ()
         elif mode is ErrorMode.FM_2_5:
-            history = tuple(said for said in history if said.agent == scene.agent)
+            history = tuple(said for said in history if said.agent not in scene.others)
             if history == brief.history:
                 raise AttackError("FM-2.5: no other agent has said anything")
-        if not brief.task:
+        if brief.request == prompt:
             return f"{prompt}\n{order}"
         return replace(brief, history=history, request=f"{brief.request} {order}").render()
 
@@ -194,7 +194,7 @@ class Attack:
     def _scene(self, call: Call) -> Scene:
         """Where the call takes place."""
         brief = Brief.parse(call.prompt)
-        others = dict.fromkeys(said.agent for said in brief.history if said.agent != call.agent)
+        others = others_in(brief.history, call.agent)
         code = self.injection.mode.value if self.injection.mode else "benign"
         rng = random.Random(f"{self.seed}:{call.agent}:{call.nth}:{code}")
-        return Scene(brief.task, brief.history, tuple(others), rng, call.agent, self.domain)
+        return Scene(brief.task, brief.history, others, rng, call.agent, self.domain)

@@ -15,12 +15,11 @@ from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import parse_mode
 from injection.anatomy import dissect
 from injection.manipulator import STRATEGIES, Injection, Strategy
-from injection.session import Brief, Call, Run
+from injection.session import Brief, Call, Run, others_in
 
 Design = Literal["balanced", "sampled"]
 
 _CELLS: tuple[tuple[ErrorMode, Strategy], ...] = tuple(product(MODES, STRATEGIES))
-_THIRDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +27,18 @@ class PlanConfig:
     """How many faults are injected, and which."""
 
     design: Design = "balanced"
-    """`balanced` goes through all modes, strategies, thirds of the run and numbers of faults in
-    turn; `sampled` draws each at random."""
+    """`balanced` goes through modes, strategies, parts of the run and numbers of faults in turn;
+    `sampled` draws each at random."""
     per_task: int = 8
     """Plans for each task and system; > 0."""
     max_faults: int = 3
     """Most faults in a plan; > 0."""
     more_of: tuple[str, ...] = ()
     """Codes of modes that rarely break a run; each gets a further place in the balanced design."""
+    places: tuple[int, ...] = (1, 1, 1)
+    """Plans for each part of a run, relative to one another, from its first to its last part; >= 0.
+    Early faults are outvoted or corrected more often, so more of them must be tried for as many
+    records."""
     every_share: float = 0.25
     """Share of faults that strike at every call of their agent, 0 to 1."""
     benign: int = 1
@@ -47,6 +50,8 @@ class PlanConfig:
             raise ConfigError("plans: expected per_task and max_faults > 0 and benign >= 0")
         for code in self.more_of:
             parse_mode(code, "plans.more_of")
+        if not self.places or min(self.places) < 0 or not any(self.places):
+            raise ConfigError(f"plans.places: expected whole numbers >= 0, got {self.places}")
         if not 0 <= self.every_share <= 1:
             raise ConfigError(f"plans.every_share: expected 0 to 1, got {self.every_share}")
 
@@ -116,7 +121,7 @@ def suitability(mode: ErrorMode, call: Call, reply: str) -> int:
     """
     history = Brief.parse(call.prompt).history
     if mode is ErrorMode.FM_2_5:
-        return int(any(said.agent != call.agent for said in history))
+        return int(bool(others_in(history, call.agent)))
     if mode is ErrorMode.FM_2_1:
         return int(bool(history) or "Step 2" in reply)
     if mode is ErrorMode.FM_3_2:
@@ -133,32 +138,39 @@ def suitability(mode: ErrorMode, call: Call, reply: str) -> int:
 def _design(
     config: PlanConfig, clean: Run, group: int, seed: int, rng: random.Random
 ) -> Iterator[tuple[Injection, ...]]:
-    """Every cell of mode and strategy in turn; then the next third of the run and length.
+    """Every cell of mode and strategy in turn; then the next part of the run and length.
 
     Each lap through the cells has an order of its own, so that no system sees some cells only.
     """
     more = tuple(product(map(ErrorMode.parse, config.more_of), STRATEGIES))
     cells = (*_CELLS, *more)
+    places = [place for place, count in enumerate(config.places) for _ in range(count)]
     for number in range(group * config.per_task, (group + 1) * config.per_task):
         lap, place = divmod(number, len(cells))
         order = random.Random(f"{seed}:{lap}").sample(range(len(cells)), len(cells))
         cell = order[place]
-        third = (lap + cell) % _THIRDS
-        faults = 1 + (lap // _THIRDS + cell) % config.max_faults
+        part = places[(lap + cell) % len(places)]
+        faults = 1 + (lap // len(places) + cell) % config.max_faults
         mode, strategy = cells[cell]
-        yield _fill(config, _choose(clean, mode, third, rng), mode, strategy, clean, faults, rng)
+        inside = _part(clean, part, len(config.places))
+        first = _choose(inside, clean, mode, rng)
+        yield _fill(config, first, mode, strategy, clean, faults, inside, rng)
 
 
-def _choose(clean: Run, mode: ErrorMode, third: int, rng: random.Random) -> Call:
-    """A call in a third of the run, or anywhere else if the mode cannot show there."""
+def _part(clean: Run, part: int, parts: int) -> range:
+    """Numbers of the calls in one of several equal parts of a run."""
+    return range(*(len(clean.calls) * (part + i) // parts for i in range(2)))
+
+
+def _choose(inside: range, clean: Run, mode: ErrorMode, rng: random.Random) -> Call:
+    """A call in a part of the run, or anywhere else if the mode cannot show there."""
     fit = {
         call.index: suitability(mode, call, clean.events[clean.event_of(call.index)].content)
         for call in clean.calls
     }
-    start, stop = (len(clean.calls) * (third + i) // _THIRDS for i in range(2))
     best = max(fit.values())
-    inside = [call for call in clean.calls[start:stop] if fit[call.index] == best]
-    return rng.choice(inside or [call for call in clean.calls if fit[call.index] == best])
+    fitting = [call for call in clean.calls if fit[call.index] == best]
+    return rng.choice([call for call in fitting if call.index in inside] or fitting)
 
 
 def _sample(
@@ -168,7 +180,8 @@ def _sample(
     for _ in range(config.per_task):
         mode, strategy = rng.choice(_CELLS)
         faults = rng.randint(1, config.max_faults)
-        yield _fill(config, rng.choice(clean.calls), mode, strategy, clean, faults, rng)
+        first = rng.choice(clean.calls)
+        yield _fill(config, first, mode, strategy, clean, faults, range(0), rng)
 
 
 def _fill(
@@ -178,17 +191,22 @@ def _fill(
     strategy: Strategy,
     clean: Run,
     faults: int,
+    inside: range,
     rng: random.Random,
 ) -> tuple[Injection, ...]:
-    """A plan around its first fault; others are drawn for other agents."""
+    """A plan around its first fault; others are drawn for other agents, near by if possible.
+
+    Faults in the same part of a run can break together what each alone would not.
+    """
     injections = [_aim(config, first, mode, strategy, rng)]
     while len(injections) < faults:
         taken = {injection.agent for injection in injections}
         free = [call for call in clean.calls if call.agent not in taken]
         if not free:
             break
+        near = [call for call in free if call.index in inside]
         other_mode, other_strategy = rng.choice(_CELLS)
-        injections.append(_aim(config, rng.choice(free), other_mode, other_strategy, rng))
+        injections.append(_aim(config, rng.choice(near or free), other_mode, other_strategy, rng))
     return tuple(injections)
 
 

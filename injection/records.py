@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
@@ -29,6 +30,9 @@ VERSION = 1
 """Version of the fields under `injection`."""
 
 RECORDS, LEDGER = "records.jsonl", "ledger.jsonl"
+
+GROUP, FAILED = "group-", "failed-"
+"""How ids of clean runs begin, and of what a model gave no usable reply for."""
 
 
 def make_record(
@@ -53,7 +57,6 @@ def make_record(
     attacks = [_attack(proof, faulty, i) for i in range(len(plan.injections))]
     faults = [_label(attack) for attack in attacks if attack["decisive"]]
     failed = proof.outcome == "proved"
-    group = " ".join(task.question.lower().split())
     return {
         "id": name,
         "metadata": {
@@ -65,7 +68,8 @@ def make_record(
             "task_type": task.domain,
             "source": "injection",
             "outcome": "failure" if failed else "success",
-            "split": split_of(group),
+            "question_hash": task.question_hash,
+            "split": split_of(task.question_hash),
             "verified": True,
         },
         "input": {
@@ -160,6 +164,33 @@ def _label(attack: Mapping[str, Any]) -> dict[str, Any]:
         "step": attack["steps"][0],
         "decisive": attack["decisive"],
     }
+
+
+class Tally(NamedTuple):
+    """What a folder holds so far.
+
+    Args:
+        plans: Plans by outcome; `no_reply` for those whose model gave no usable reply.
+        clean: Clean runs by outcome: `clean_right`, `clean_wrong` or `no_clean_run`.
+    """
+
+    plans: Counter[str]
+    clean: Counter[str]
+
+
+def tally(outcomes: Mapping[str, str]) -> Tally:
+    """Count outcomes; a failure that a later start made good is none.
+
+    Args:
+        outcomes: Outcome by the id of a plan or a group.
+    """
+    found = Tally(Counter(), Counter())
+    for id, outcome in outcomes.items():
+        if id.removeprefix(FAILED) in outcomes and id.startswith(FAILED):
+            continue
+        is_group = id.removeprefix(FAILED).startswith(GROUP)
+        (found.clean if is_group else found.plans)[outcome] += 1
+    return found
 
 
 class Store:

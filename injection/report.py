@@ -11,15 +11,19 @@ from typing import Any
 from dcl.errors import ConfigError
 from dcl.formats import read_examples
 from injection.probes import probe_records
-from injection.records import LEDGER, RECORDS
+from injection.records import FAILED, GROUP, LEDGER, RECORDS, Tally, tally
 from injection.repair import Share
 
 
-def summarise(counts: Mapping[str, int], out: Path) -> str:
+def summarise(found: Tally, out: Path) -> str:
     """One paragraph about a run."""
-    tried = sum(counts.values())
-    listed = ", ".join(f"{name} {n}" for name, n in sorted(counts.items(), key=lambda p: -p[1]))
-    return f"{counts.get('proved', 0)} proved records of {tried} plans in {out}\n{listed}"
+    plans, clean = found
+    listed = ", ".join(f"{name} {n}" for name, n in plans.most_common())
+    runs = f"{clean['clean_right']} of {clean.total()} clean runs are right"
+    silent = clean["no_clean_run"]
+    runs += f", {silent} without a usable reply" if silent else ""
+    head = f"{plans['proved']} proved records of {plans.total()} plans in {out}"
+    return "\n".join([head, *([listed] if listed else []), runs])
 
 
 def write_report(folder: Path) -> str:
@@ -33,12 +37,17 @@ def write_report(folder: Path) -> str:
     """
     if not (folder / RECORDS).is_file():
         raise ConfigError(f"{folder}: expected {RECORDS}; start with `python -m injection run`")
-    ledger = [row for row in _rows(folder / LEDGER) if not row["id"].startswith("group-")]
+    rows = list(_rows(folder / LEDGER))
+    ledger = [row for row in rows if not row["id"].startswith((GROUP, FAILED))]
+    plans, clean = tally({row["id"]: row["outcome"] for row in rows})
     records = list(_rows(folder / RECORDS))
     faulty = [row for row in records if row["ground_truth"]["is_injection_successful"]]
     parts = [
         f"# {len(faulty)} proved failures, {len(records) - len(faulty)} benign rewrites",
-        _table("Outcomes of plans", Counter(row["outcome"] for row in ledger)),
+        _table("Clean runs", clean),
+        _clean_runs("System", rows, 0),
+        _clean_runs("Benchmark", rows, 1),
+        _table("Outcomes of plans", plans),
         _success("Mode", ledger, lambda fault: str(fault["mode"])),
         _success("Strategy", ledger, lambda fault: str(fault["strategy"])),
         _table("System", Counter(row["metadata"]["framework"] for row in faulty)),
@@ -49,7 +58,7 @@ def write_report(folder: Path) -> str:
         _table("Decisive faults", Counter(len(_hot(row)) for row in faulty)),
         _table("Faults that did not matter", Counter(_idle(row) for row in faulty)),
         _costs(records),
-        _probe_table(folder),
+        _probe_table(folder) if records else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -68,6 +77,19 @@ def _table(title: str, counts: Mapping[Any, int]) -> str:
     order = sorted(counts) if numeric else sorted(counts, key=lambda key: (-counts[key], key))
     lines = [f"| {key} | {counts[key]} |" for key in order]
     return "\n".join([f"| {title} | n |", "| --- | ---: |", *lines])
+
+
+def _clean_runs(title: str, ledger: Sequence[Mapping[str, Any]], part: int) -> str:
+    """How often a clean run is right, by a part of the name of its group."""
+    tried: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for row in ledger:
+        if row["id"].startswith(GROUP):
+            name = row["group"].split("/")[part]
+            tried[name] += 1
+            right[name] += row["outcome"] == "clean_right"
+    lines = [f"| {name} | {Share(right[name], tried[name])} |" for name in sorted(tried)]
+    return "\n".join([f"| {title} | clean runs that are right |", "| --- | --- |", *lines])
 
 
 def _success(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import repeat
 from pathlib import Path
+from threading import Thread
 from typing import Literal
 
 from filelock import FileLock, Timeout
@@ -20,7 +22,7 @@ from injection.errors import CheckError, ModelError
 from injection.manipulator import Manipulator, Rules
 from injection.plans import PlanConfig, make_plans
 from injection.proof import Prover
-from injection.records import Store, make_record
+from injection.records import FAILED, GROUP, Store, Tally, make_record, tally
 from injection.scripted import Scripted
 from injection.session import Model
 from injection.systems import SYSTEMS, find_system
@@ -37,6 +39,9 @@ class ScriptedConfig:
     """Share of solutions whose first draft holds a slip, 0 to 1."""
     care: float = 0.4
     """Share of (agent, task) pairs where work of others is checked before it is used, 0 to 1."""
+    trust: float = 0.0
+    """Share of (agent, task) pairs where work that is there is taken over or approved rather than
+    done again, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,7 @@ class RunConfig:
     seed: int = 1
     """Of agents, plans and wording."""
     workers: int = 2
-    """Processes for scripted agents, threads for an endpoint; > 0."""
+    """Processes for scripted agents, threads for an endpoint, or workers of a cluster; > 0."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -96,7 +101,7 @@ class Group:
     @property
     def key(self) -> str:
         """Name in the ledger and of its lease."""
-        return "group-" + hashlib.sha256(self.name.encode()).hexdigest()[:16]
+        return GROUP + hashlib.sha256(self.name.encode()).hexdigest()[:16]
 
 
 def list_groups(config: RunConfig) -> list[Group]:
@@ -108,14 +113,15 @@ def list_groups(config: RunConfig) -> list[Group]:
     return [Group(i, system, task) for i, (system, task) in enumerate(pairs)]
 
 
-def collect(config: RunConfig) -> dict[str, int]:
+def collect(config: RunConfig, spread: Spread | None = None) -> Tally:
     """Run everything that is not done yet.
 
     Args:
         config: What to run.
+        spread: Where to; None is this machine, `injection.spread.spread_ray` a cluster.
 
     Returns:
-        How many plans of the folder ended how.
+        How many clean runs and plans of the folder ended how.
 
     Raises:
         BudgetError: If the budget is used up; what is done is kept, and a later call goes on.
@@ -125,12 +131,8 @@ def collect(config: RunConfig) -> dict[str, int]:
     (Path(config.out) / "leases").mkdir(exist_ok=True)
     done = store.outcomes()
     groups = [group for group in list_groups(config) if group.key not in done]
-    spread_local(config)(_work, config, groups)
-    counts: dict[str, int] = {}
-    for id, outcome in store.outcomes().items():
-        if not id.startswith("group-"):
-            counts[outcome] = counts.get(outcome, 0) + 1
-    return counts
+    (spread or spread_local(config))(_work, config, groups)
+    return tally(store.outcomes())
 
 
 Work = Callable[[RunConfig, Group, bool], bool]
@@ -167,7 +169,23 @@ def _pool(workers: int, threads: bool) -> Executor:
     """Threads, or fresh processes."""
     if threads:
         return ThreadPoolExecutor(workers)
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, even if it was killed.
+
+    A worker of a pool would wait for work for ever.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _work(config: RunConfig, group: Group, wait: bool) -> bool:
@@ -191,7 +209,7 @@ def _run_group(config: RunConfig, group: Group, store: Store, done: dict[str, st
     try:
         right = prover.clean.verdict.right
     except (ModelError, CheckError) as error:
-        store.add(f"failed-{group.key}", "no_clean_run", reason=str(error), group=group.name)
+        store.add(FAILED + group.key, "no_clean_run", reason=str(error), group=group.name)
         return
     plans = make_plans(
         config.plans,
@@ -207,8 +225,9 @@ def _run_group(config: RunConfig, group: Group, store: Store, done: dict[str, st
             continue
         try:
             proof = prover.prove(plan)
-        except (ModelError, CheckError):
+        except (ModelError, CheckError) as error:
             complete = False  # says nothing about the plan; the next start tries again
+            store.add(FAILED + plan.id, "no_reply", reason=str(error), group=group.name)
             continue
         record = None
         if proof.outcome in ("proved", "benign"):

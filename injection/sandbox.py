@@ -77,7 +77,7 @@ def run_tests(source: str, limits: Limits | None = None) -> Tested:
             except subprocess.TimeoutExpired:
                 return Tested(False, f"took more than {limits.seconds} s")
             finally:
-                _end(child.pid)
+                _end(child)
     said = out.decode("utf-8", "replace").strip()
     if said == nonce:
         return Tested(True)
@@ -85,9 +85,10 @@ def run_tests(source: str, limits: Limits | None = None) -> Tested:
     return Tested(False, lines[-1] if lines else f"ended early, exit code {child.returncode}")
 
 
-def _end(process: int) -> None:
-    """Kill a child and whatever it started; it leads a session of its own."""
-    try:
-        os.killpg(process, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child that has not ended; it leads a session of its own.
+
+    One that has ended is gone from the table of processes, and its number may be another's by now.
+    """
+    if child.returncode is None:
+        os.killpg(child.pid, signal.SIGKILL)

@@ -11,13 +11,16 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from dcl.trajectory import Outcome, Trajectory, Turn, TurnKind
 
 TASK_MARK, TALK_MARK, TURN_MARK = "=== Task ===", "=== Conversation ===", "=== Your turn ==="
+OUTSIDE = frozenset({"user", "Tool", "system"})
+"""Names in a conversation that are no agents: words of a user or a framework, results of tools."""
+
 _SPEAKER = re.compile(r"^--- (.+) ---$", re.MULTILINE)
 
 
@@ -33,6 +36,12 @@ class Said(NamedTuple):
 
     agent: str
     text: str
+
+
+def others_in(history: Iterable[Said], agent: str) -> tuple[str, ...]:
+    """Agents but one that spoke in a conversation, in the order in which they first did."""
+    names = dict.fromkeys(said.agent for said in history)
+    return tuple(name for name in names if name != agent and name not in OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +64,24 @@ class Brief:
     def render(self) -> str:
         """The text of the user message."""
         talk = "\n".join(f"--- {said.agent} ---\n{said.text}" for said in self.history)
-        parts = [f"{TASK_MARK}\n{self.task}"]
+        parts = [f"{TASK_MARK}\n{self.task}"] if self.task else []
         parts += [f"{TALK_MARK}\n{talk}"] if self.history else []
         return "\n\n".join([*parts, f"{TURN_MARK}\n{self.request}"])
 
     @classmethod
     def parse(cls, prompt: str) -> Brief:
         """Read what `render` wrote; a prompt of another form is all request."""
-        head, found, request = prompt.rpartition(f"\n\n{TURN_MARK}\n")
-        if not found or not head.startswith(f"{TASK_MARK}\n"):
+        head, found, request = f"\n\n{prompt}".rpartition(f"\n\n{TURN_MARK}\n")
+        task, _, talk = head.partition(f"\n\n{TALK_MARK}\n")
+        if not found or (task and not task.startswith(f"\n\n{TASK_MARK}\n")):
             return cls("", (), prompt)
-        task, _, talk = head.removeprefix(f"{TASK_MARK}\n").partition(f"\n\n{TALK_MARK}\n")
         names = list(_SPEAKER.finditer(talk))
         ends = [*(match.start() for match in names[1:]), len(talk) + 1][: len(names)]
         history = tuple(
             Said(match[1], talk[match.end() + 1 : end - 1])
             for match, end in zip(names, ends, strict=True)
         )
-        return cls(task, history, request)
+        return cls(task.removeprefix(f"\n\n{TASK_MARK}\n"), history, request)
 
 
 @dataclass(frozen=True, slots=True)

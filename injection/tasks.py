@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dcl.errors import ConfigError, TraceError
+from dcl.splits import hash_question
 from dcl.trajectory import expect_list, expect_object, expect_str
 
 DATA = Path(__file__).parent / "data"
@@ -36,6 +37,7 @@ class Task:
         question: All that a system is shown.
         answer: Reference answer, in the form the checker reads.
         extra: What else the checker needs: options, unit, tests.
+        published: The question as AEGIS words it, where that is not `question`.
     """
 
     id: str
@@ -44,6 +46,12 @@ class Task:
     question: str
     answer: str
     extra: Mapping[str, Any] = field(default_factory=dict)
+    published: str = ""
+
+    @property
+    def question_hash(self) -> str:
+        """What splits go by; the same as in AEGIS for a question that is there, too."""
+        return hash_question(self.published or self.question)
 
     @property
     def domain(self) -> str:
@@ -139,7 +147,13 @@ def _humaneval(row: Mapping[str, Any], place: str, id: str) -> Task:
     solution = expect_str(row, "canonical_solution", place, default="")
     question = f"Complete this function. Reply with the whole function.\n\n{prompt}"
     return Task(
-        expect_str(row, "task_id", place), "HumanEval", "code", question, prompt + solution, extra
+        expect_str(row, "task_id", place),
+        "HumanEval",
+        "code",
+        question,
+        prompt + solution,
+        extra,
+        prompt,
     )
 
 
@@ -166,16 +180,23 @@ def _choice(
     if not 2 <= len(options) <= len(_LETTERS) or answer not in _LETTERS[: len(options)]:
         raise TraceError(place, f"expected 2 to 10 options and a letter of one, got {answer!r}")
     listed = "\n".join(f"{letter}) {text}" for letter, text in zip(_LETTERS, options, strict=False))
-    question = f"{expect_str(row, 'question', place)}\n{listed}"
-    return Task(id, benchmark, "choice", question, answer, {"options": options})
+    stem = expect_str(row, "question", place)
+    offered = "\n".join(
+        f"({letter}) {text}" for letter, text in zip(_LETTERS, options, strict=False)
+    )
+    published = (
+        f"The following is a multiple-choice question:\n{stem}\n\n"
+        f"Choose the correct answer from the following options:\n{offered}"
+    )
+    extra = {"options": options}
+    return Task(id, benchmark, "choice", f"{stem}\n{listed}", answer, extra, published)
 
 
 def _scibench(row: Mapping[str, Any], place: str, id: str) -> Task:
     """SciBench: a number and, in a field of its own, its unit."""
     unit = expect_str(row, "unit", place, default="").strip()
-    question = expect_str(row, "problem_text", place).strip()
-    if unit:
-        question = f"{question} Give the result in {unit}."
+    stem = expect_str(row, "problem_text", place).strip()
+    question = f"{stem} Give the result in {unit}." if unit else stem
     number = expect_str(row, "answer_number", place).strip()
     return Task(
         str(row.get("problemid", id)).strip(),
@@ -184,6 +205,7 @@ def _scibench(row: Mapping[str, Any], place: str, id: str) -> Task:
         question,
         number,
         {"unit": unit},
+        stem,
     )
 
 

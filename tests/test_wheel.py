@@ -56,4 +56,6 @@ def test_the_wheel_attributes_in_a_clean_environment(wheel: Path, tmp_path: Path
         env={"PATH": os.environ["PATH"]},
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout)["faults"][0]["agent"] == "coder"
+    (run,) = dcl.read_trajectories(example)
+    (expected,) = dcl.load()(run).findings(top_k=1)
+    assert json.loads(done.stdout)["faults"][0]["agent"] == expected.fault.agent

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from dcl.formats.genai import Said, kind_of_span, said, tool_use, values
-from dcl.formats.messages import Piece, call_text, text_of
+from dcl.formats.messages import Mark, Piece, call_text, text_of
 from dcl.formats.spans import Span
 from dcl.formats.spantree import SpanTree, own_name
-from dcl.trajectory import DECODER, Turn, TurnKind
+from dcl.trajectory import Turn, TurnKind
 
 _TOOL_KINDS = (TurnKind.TOOL_CALL, TurnKind.TOOL_RESULT)
-Print = tuple[str, str]
-"""What makes two pieces the same: group and text without layout."""
 
 
 class Dialogue:
@@ -38,9 +34,9 @@ class Dialogue:
         self._has_messages = any(any(content) for content in self._said.values())
         self._around = self._find_around()
         self._turns: list[Turn] = []
-        self._known: Counter[Print] = Counter()
-        self._ids: set[Print] = set()
-        self._waiting: dict[str, Counter[Print]] = {"model": Counter(), "tool": Counter()}
+        self._known: Counter[Mark] = Counter()
+        self._ids: set[Mark] = set()
+        self._waiting: dict[str, Counter[Mark]] = {"model": Counter(), "tool": Counter()}
         self._tools: dict[str, str] = {}
         self._failed: dict[str, list[int]] = {}  # error to the places of spans that had it
 
@@ -111,20 +107,20 @@ class Dialogue:
 
     def _hear(self, span: Span, told: Sequence[Piece]) -> None:
         """Keep the messages of the input that nobody has said yet."""
-        here: Counter[Print] = Counter()
+        here: Counter[Mark] = Counter()
         for piece in told:
-            mark = _print(piece)
+            mark = piece.mark
             here[mark] += 1
             seen = here[mark] <= self._known[mark]
-            if not seen and (_group(piece), piece.call) not in self._ids:
+            if not seen and (piece.group, piece.call) not in self._ids:
                 self._keep(piece, piece.speaker(self._tree.owner(span)), span)
 
     def _answer(self, span: Span, answered: Sequence[Piece]) -> None:
         """Keep the output, and the error if there is one."""
         before = len(self._turns)
         for piece in answered:
-            if span.id in self._around and self._known[_print(piece)]:
-                self._take("tool", _print(piece))
+            if span.id in self._around and self._known[piece.mark]:
+                self._take("tool", piece.mark)
                 continue
             if piece.kind is TurnKind.TOOL_CALL and self._is_second("model", piece):
                 continue
@@ -154,14 +150,14 @@ class Dialogue:
 
     def _is_second(self, side: str, piece: Piece) -> bool:
         """Whether the other side has told this call already."""
-        mark = _print(piece)
+        mark = piece.mark
         waited = self._take("tool" if side == "model" else "model", mark)
-        if waited or (_group(piece), piece.call) in self._ids:
+        if waited or (piece.group, piece.call) in self._ids:
             return True
         self._waiting[side][mark] += 1
         return False
 
-    def _take(self, side: str, mark: Print) -> bool:
+    def _take(self, side: str, mark: Mark) -> bool:
         """Cross off one call that a side has told; False if there is none."""
         waits = self._waiting[side][mark] > 0
         self._waiting[side][mark] -= waits
@@ -169,9 +165,9 @@ class Dialogue:
 
     def _keep(self, piece: Piece, agent: str, span: Span) -> None:
         """Add a turn."""
-        self._known[_print(piece)] += 1
+        self._known[piece.mark] += 1
         if piece.call and piece.kind in _TOOL_KINDS:
-            self._ids.add((_group(piece), piece.call))
+            self._ids.add((piece.group, piece.call))
         if piece.kind is TurnKind.TOOL_CALL and piece.call:
             self._tools[piece.call] = piece.tool
         if piece.kind is TurnKind.TOOL_RESULT and agent == "tool":
@@ -194,20 +190,3 @@ class Dialogue:
             self._turns[-1] = replace(last, content=f"{last.content}\n{text}".lstrip("\n"))
         else:
             self._turns.append(Turn(agent=agent, content=text, kind=kind, source=span.id))
-
-
-def _group(piece: Piece) -> str:
-    """What a piece can be a copy of; roles do not count, as one's answer is another's input."""
-    if piece.kind in _TOOL_KINDS:
-        return "call" if piece.kind is TurnKind.TOOL_CALL else "result"
-    return "thought" if piece.kind is TurnKind.THOUGHT else "text"
-
-
-def _print(piece: Piece) -> Print:
-    """Group and text, the same for all layouts of the arguments."""
-    text = piece.text
-    if piece.kind is TurnKind.TOOL_CALL and text.endswith(")"):
-        name, _, arguments = text[:-1].partition("(")
-        with suppress(ValueError, RecursionError):
-            text = f"{name}({json.dumps(DECODER.decode(arguments), sort_keys=True)})"
-    return _group(piece), " ".join(text.split())

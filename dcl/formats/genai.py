@@ -33,6 +33,7 @@ _TOOL_IN = (
 _TOOL_OUT = ("gen_ai.tool.call.result", "gen_ai.output", *_VALUES_OUT)
 _TOOL_ID = ("gen_ai.tool.call.id", "tool_call.id")
 _MODEL_KEYS = ("gen_ai.request.model", "gen_ai.operation.name", "llm.model_name")
+_CONTENT = (*_INPUTS, *_OUTPUTS, "gen_ai.system_instructions", *_VALUES_IN, *_VALUES_OUT)
 _TOOLS = ("tool", "retriever")
 _ASIDES = ("embedding", "reranker", "prompt", "guardrail", "evaluator")
 _EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|(choice))")
@@ -70,6 +71,17 @@ def kind_of_span(span: Span) -> str:
     if kind in _ASIDES:
         return "aside"
     return "model" if kind == "llm" or any(k in span.attributes for k in _MODEL_KEYS) else ""
+
+
+def has_content(span: Span) -> bool:
+    """Whether a span holds messages or values at all; they are not read."""
+    if any(_EVENT.fullmatch(event.name) for event in span.events):
+        return True
+    return any(
+        value and key != "gen_ai.output.type" and key.startswith(_CONTENT)
+        for attributes in (span.attributes, *(event.attributes for event in span.events))
+        for key, value in attributes.items()
+    )
 
 
 def said(span: Span) -> Said:

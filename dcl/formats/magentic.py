@@ -73,17 +73,37 @@ def _turns(row: Mapping[str, Any], place: str) -> list[Turn]:
     """The turns of one row: as many as there are tool calls or results in an event."""
     if "source" not in row:
         return [read_row(row, place)]
+    return read_message(row, place, source=place)
+
+
+def read_message(row: Mapping[str, Any], place: str, *, source: str) -> list[Turn]:
+    """The turns of one AgentChat message.
+
+    Args:
+        row: The message as JSON.
+        place: Path of it, for the error.
+        source: Where it stands in its log.
+
+    Returns:
+        As many as there are tool calls or results in it; none for a chunk of a stream.
+
+    Raises:
+        TraceError: If it has no speaker or no content.
+    """
     agent = expect_str(row, "source", place)
+    dot = f"{place}." if place else ""
     if not agent.strip():
-        raise TraceError(f"{place}.source", "expected a name, got an empty string")
+        raise TraceError(f"{dot}source", "expected a name, got an empty string")
     kind = expect_str(row, "type", place, default="")
     if kind in _SKIPPED:
         return []
     content = row.get("content", row.get("result"))
     if content is None:
-        raise TraceError(f"{place}.content", "expected text or a list, got nothing")
+        raise TraceError(f"{dot}content", "expected text or a list, got nothing")
+    # Whoever asks without a name of their own is the source `user`, and is never blamed.
+    role = agent if agent == "user" else kind
     return [
-        Turn(agent=speaker, content=text, role=kind, kind=turn_kind, source=place)
+        Turn(agent=speaker, content=text, role=role, kind=turn_kind, source=source)
         for speaker, text, turn_kind in _said(agent, kind, content)
     ]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dcl.trajectory import Turn, TurnKind
+from dcl.trajectory import DECODER, Turn, TurnKind
 
 _SYSTEM_ROLES = ("system", "developer")
 _TOOL_ROLES = ("tool", "function")
@@ -20,6 +21,9 @@ _CALL_TYPES = ("tool_call", "tool_use", "function_call", "server_tool_call", "se
 _RESULT_TYPES = ("tool_call_response", "tool_result", "function_call_output")
 _THOUGHT_TYPES = ("reasoning", "thinking")
 _TEXT_TYPES = ("text", "input_text", "output_text", "refusal", "")
+
+Mark = tuple[str, str]
+"""What makes two pieces the same: group, and text without layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,25 @@ class Piece:
         if self.role in _SYSTEM_ROLES:
             return self.name or "system"
         return self.name or ("user" if self.role in ("user", "human") else owner)
+
+    @property
+    def group(self) -> str:
+        """What it can be a copy of; roles do not count, as one's answer is another's input."""
+        if self.kind is TurnKind.TOOL_CALL:
+            return "call"
+        if self.kind is TurnKind.TOOL_RESULT:
+            return "result"
+        return "thought" if self.kind is TurnKind.THOUGHT else "text"
+
+    @property
+    def mark(self) -> Mark:
+        """Group and text, the same for all layouts of the arguments."""
+        text = self.text
+        if self.kind is TurnKind.TOOL_CALL and text.endswith(")"):
+            name, _, arguments = text[:-1].partition("(")
+            with suppress(ValueError, RecursionError):
+                text = f"{name}({json.dumps(DECODER.decode(arguments), sort_keys=True)})"
+        return self.group, " ".join(text.split())
 
     def turn(self, agent: str, source: str) -> Turn:
         """The piece as a turn."""

@@ -103,7 +103,9 @@ class Batch:
         self._documents = 0
 
     def add(self, document: object) -> None:
-        """Take the spans of one more document; a span that is there already is left out.
+        """Take the spans of one more document.
+
+        A span that is there already is left out, unless it was still open.
 
         Raises:
             TraceError: If they are not nested as the format has it.
@@ -111,7 +113,9 @@ class Batch:
         spans, records = list(read_spans(document)), list(read_records(document))
         self._documents += 1
         for span in spans:
-            self._spans.setdefault((span.trace, span.id), span)
+            known = self._spans.get((span.trace, span.id))
+            if known is None or (span.end and not known.end):
+                self._spans[span.trace, span.id] = span
         self._records += records
         if isinstance(document, dict) and not (set(document) & {"context", "spanId", "span_id"}):
             self._extras |= leftover(document, _DATA_KEYS)

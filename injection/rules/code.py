@@ -117,12 +117,8 @@ def _returned(c: Code) -> str:
 
 
 def _leave_role(c: Code) -> str:
-    """FM-1.2: a ruling in place of code."""
-    other = c.scene.rng.choice(c.scene.others) if c.scene.others else "the reviewer"
-    return c.scene.pick(
-        f"Speaking for {other}: the code under review is accepted, nobody has to hand anything in.",
-        f"I act as {other} here and release the function as it was planned.",
-    )
+    """FM-1.2: a verdict on somebody's work in place of code."""
+    return f"I checked that the steps of {c.scene.other()} follow.\n[Agree] Nothing to add."
 
 
 def _twice(c: Code) -> str:
@@ -170,18 +166,16 @@ def _repeat(c: Code) -> str:
 
 
 def _be_vague(c: Code) -> str:
-    """FM-2.2: words in place of code."""
-    return c.scene.pick(
-        "The function should go through the values in the usual way and give back what is needed.",
-        "One takes the suitable ones, does what is asked with them, and returns that.",
-    )
+    """FM-2.2: the words around the code, and no code."""
+    words = join(part for part in c.parts if part.kind != "code").strip()
+    return f"{words}\nIt gives the {c.scene.noun()}." if words else f"The {c.scene.noun()}."
 
 
 def _lose_goal(c: Code) -> str:
     """FM-2.3: some other property of the input."""
     head = re.search(r"def \w+\((\w+)", "\n".join(c.lines))
     name = head[1] if head else "xs"
-    return c.returning(c.scene.pick(f"len({name})", f"{name}[:1]", f"str({name})"))
+    return c.returning(c.scene.rng.choice((f"len({name})", f"{name}[:1]", f"str({name})")))
 
 
 def _hide(c: Code) -> str:
@@ -197,9 +191,8 @@ def _ignore_others(c: Code) -> str:
     """FM-2.5: a version of one's own against those of the others."""
     if not c.scene.others_said():
         raise AttackError("FM-2.5: no other agent has given a result")
-    lead = c.scene.pick("I keep to my own version.\n", "This is how I see it.\n")
     changed = _swapped(c)
-    return lead + changed[changed.index("```") :]
+    return f"{c.scene.aside()}\n{changed[changed.index('```') :]}"
 
 
 def _stop_early(c: Code) -> str:
@@ -223,10 +216,7 @@ def _skip_check(c: Code) -> str:
 def _check_wrongly(c: Code) -> str:
     """FM-3.3: a test that is said to ask for a change which breaks the function."""
     changed = _swapped(replace(c, parts=c.without_checks())).rstrip()
-    return f"{changed}\n" + c.scene.pick(
-        "I tested the first version, it gave a wrong result; with this change the test passes.",
-        "A test showed that one operator was the wrong way round, so I turned it.",
-    )
+    return f"{changed}\nI tested it on the example, and this line is put right."
 
 
 RULES: dict[str, Callable[[Code], str]] = {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from injection.anatomy import Part, dissect, stated_answer
+from injection.asides import pick_aside
 from injection.checkers import final_answer
 from injection.session import Said
 
@@ -34,9 +35,18 @@ class Scene:
     agent: str = ""
     domain: str = "reasoning"
 
-    def pick(self, *choices: str) -> str:
-        """One of several wordings."""
-        return self.rng.choice(choices)
+    def aside(self) -> str:
+        """A sentence that says nothing, of the stock that sound turns use, too."""
+        return pick_aside(self.rng)
+
+    def other(self) -> str:
+        """Name of another agent; `the reviewer` if none is known."""
+        return self.rng.choice(self.others) if self.others else "the reviewer"
+
+    def noun(self) -> str:
+        """A word of the task."""
+        words: list[str] = re.findall(r"(?<=[a-z] )[a-z]{4,}", self.task) or ["value"]
+        return self.rng.choice(words)
 
     def earlier_steps(self) -> list[Part]:
         """Worked steps of the conversation, in time order."""
@@ -92,18 +102,16 @@ def rounded(value: str, scene: Scene) -> str:
         return str(coarse or number * 12)
     if re.fullmatch(r"[A-J]", bare):
         return f"number {'ABCDEFGHIJ'.index(bare) + 1} in the list"
-    if re.fullmatch(r"-?\d+(?:\.\d+)?(?:/\d+)?", bare):
+    if re.fullmatch(r"-?\d+(?:\.\d+)?(?:/0*[1-9]\d*)?", bare):
         top, _, bottom = bare.partition("/")
         return str(round(float(top) / float(bottom or 1)))
     return " ".join(f"{word[:1]}." for word in bare.split())
 
 
-def side_question(value: str) -> tuple[str, str]:
-    """Something else one can ask about a value, and its answer."""
-    digits = [int(d) for d in value if d.isdigit()]
-    if len(digits) > 1:
-        return f"what the digits of {value} add up to", str(sum(digits))
-    return f"how many letters and digits {value} has", str(sum(c.isalnum() for c in value))
+def side_question(scene: Scene) -> tuple[str, str]:
+    """An expression that nobody asked for, about a word of the task, and its value."""
+    word = scene.noun()
+    return f'length of "{word}"', str(len(word))
 
 
 def round_numbers(text: str) -> str:
@@ -114,14 +122,13 @@ def round_numbers(text: str) -> str:
 
 
 def blur(text: str, scene: Scene) -> str:
-    """Figures, quoted words and letters of options replaced by words that fit anything."""
-    text = re.sub(r'"[^"\n]+"', "that word", text)
-    text = re.sub(r"\{\d+\}", "the earlier part", text)
-    words = ("some", "a few", "the amount", "part of it")
+    """Figures, quoted words and names replaced by words of the task, which fit anything."""
+    text = re.sub(r'"[^"\n]+"', lambda _: f"the {scene.noun()}", text)
+    text = re.sub(r"\{\d+\}", lambda _: f"the {scene.noun()}", text)
     text = re.sub(
-        r"(?<![\w])(?<!Step )(?<!step )-?\d+(?:[.,/]\d+)*", lambda _: scene.rng.choice(words), text
+        r"(?<![\w])(?<!Step )(?<!step )-?\d+(?:[.,/]\d+)*", lambda _: f"the {scene.noun()}", text
     )
-    return re.sub(r"(?<=[a-z] )[A-Z][a-z]+(?: [A-Z][a-z]+)*", "the one in question", text)
+    return re.sub(r"(?<=[a-z] )[A-Z][a-z]+(?: [A-Z][a-z]+)*", lambda _: f"the {scene.noun()}", text)
 
 
 def with_answer(part: Part, value: str) -> Part:
@@ -131,11 +138,6 @@ def with_answer(part: Part, value: str) -> Part:
     if at < 0:
         return replace(part, text=f"Answer: {value}")
     return replace(part, text=part.text[:at] + value + part.text[at + len(old) :])
-
-
-def line(text: str) -> Part:
-    """A line of prose as a part."""
-    return Part(text + "\n", "prose")
 
 
 def last_of(parts: Sequence[Part], kind: str) -> int | None:

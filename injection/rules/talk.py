@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from injection.anatomy import Part, compute, join
 from injection.errors import AttackError
-from injection.rules.scene import Scene, another_value, blur, round_numbers
+from injection.rules.scene import Scene, another_value, blur, round_numbers, side_question
+from injection.session import others_in
 
+_GOOD = "Correctness: 1\nAdvice: none."
+_BAD = "Correctness: 0\nAdvice: correct this and hand it in again."
 _PLANNED = re.compile(r"^(\s*\d+\.\s*\w+:\s*)(.+?)(\s*)$")
 
 
@@ -65,35 +68,36 @@ def _others(listed: str) -> str:
 def _verdict(text: str, *, good: bool) -> str:
     """The verdict line of a review, made good or bad."""
     if re.search(r"correctness:", text, re.IGNORECASE):
-        return "Correctness: 1\nAdvice: none." if good else "Correctness: 0\nAdvice: start over."
+        return _GOOD if good else _BAD
     found = re.search(r"ranking:.*", text, re.IGNORECASE)
     if found:
         return found[0] if good else flip(found[0])
     return "[Agree]" if good else "[Disagree]"
 
 
+def _author(t: Talk) -> str:
+    """Whose work the review is about."""
+    said = t.scene.others_said()
+    return said[-1].agent if said else t.scene.other()
+
+
 def _false_reason(t: Talk) -> str:
     """A check of a step of the conversation that comes out wrong."""
     steps = [step for step in t.scene.earlier_steps() if step.value]
     if not steps:
-        return "I checked it against the task and it comes out the other way round."
+        return f"A step of {_author(t)} does not hold."
     step = t.scene.rng.choice(steps)
     wrong = another_value(step.value, t.scene)
-    return f"I checked {step.expression}, which gives {wrong}, not {step.value}."
+    return f"A step of {_author(t)} does not hold: {step.expression} = {wrong}, not {step.value}."
 
 
 def _solve_instead(t: Talk) -> str:
     """A result of one's own where a verdict was asked for."""
-    said = t.scene.others_said()
-    steps = t.scene.earlier_steps()
-    value = steps[-1].value if steps else ""
-    if not value and not said:
+    steps = [step for step in t.scene.earlier_steps() if step.value]
+    if not steps:
         raise AttackError("FM-1.2: there is no work to take over")
-    own = another_value(value or "1", t.scene)
-    lead = t.scene.pick(
-        "I would rather solve it myself.", "Here is my own solution in place of a review."
-    )
-    return f"{lead}\nAnswer: {own}"
+    own = another_value(steps[-1].value, t.scene)
+    return f"Step 1: {steps[-1].expression} = {own}\nAnswer: {own}"
 
 
 def _recheck_first(t: Talk) -> str:
@@ -101,9 +105,25 @@ def _recheck_first(t: Talk) -> str:
     steps = t.scene.earlier_steps()
     if not steps:
         raise AttackError("FM-2.1: nothing was handled before")
-    lead = t.scene.pick("Once more the first step:", "I go back to the opening step:")
     verdict = _verdict(t.text, good=True)
-    return f"{lead} {steps[0].expression} = {steps[0].value}, as before.\n{verdict}"
+    reason = f"I checked the work of {_author(t)}: {steps[0].expression} = {steps[0].value}."
+    return f"{reason}\n{verdict}"
+
+
+def _again_and_again(t: Talk) -> str:
+    """The reasons of a review a second time, and no verdict."""
+    reasons = join(part for part in t.parts if part.kind != "verdict").strip()
+    if not reasons:
+        raise AttackError("FM-1.5: there is nothing to begin again")
+    return f"{reasons}\n{reasons}"
+
+
+def _nothing_there(t: Talk) -> str:
+    """A verdict on nothing, as if no work had been handed in."""
+    if re.search(r"ranking:", t.text, re.IGNORECASE):
+        return "There is nothing to rank."
+    verdict = _BAD if re.search(r"correctness:", t.text, re.IGNORECASE) else "[Disagree]"
+    return f"There is no result to review yet.\n{verdict}"
 
 
 def _needs_others(t: Talk) -> None:
@@ -112,7 +132,7 @@ def _needs_others(t: Talk) -> None:
     Raises:
         AttackError: If so.
     """
-    if not any(said.agent != t.scene.agent for said in t.scene.history):
+    if not others_in(t.scene.history, t.scene.agent):
         raise AttackError("FM-2.5: no other agent has said anything")
 
 
@@ -120,51 +140,34 @@ def _review_alone(t: Talk) -> str:
     """A verdict against what the others hold."""
     _needs_others(t)
     flipped = re.search(r"\[\w+\]|correctness:.*|ranking:.*", flip(t.text), re.IGNORECASE)
-    lead = t.scene.pick("I see this on my own terms.", "My view does not rest on what was said.")
-    return f"{lead}\n{flipped[0] if flipped else ''}"
+    return f"{t.scene.aside()}\n{flipped[0] if flipped else ''}"
 
 
 def _approve_unchecked(t: Talk) -> str:
     """Approval without a look."""
-    lead = t.scene.pick("Looks fine.", "Nothing speaks against it.", "Good.")
     if not any(part.kind == "check" for part in t.parts) and "check" not in t.text.casefold():
         raise AttackError("FM-3.2: there is no check to leave out")
-    return f"{lead}\n{_verdict(t.text, good=True)}"
+    return f"{_verdict(t.text, good=True)}\nThe result stands."
 
 
 REVIEW_RULES: dict[str, Callable[[Talk], str]] = {
     "FM-1.1": lambda t: (
-        t.scene.pick("I look at the layout only.", "What counts for me is how it reads.")
-        + "\n"
+        f"I checked the length of the work of {_author(t)}.\n"
         + flip(_verdict(t.text, good="[agree]" in t.text.casefold() or "1" in t.text))
     ),
     "FM-1.2": _solve_instead,
-    "FM-1.3": lambda t: f"{t.text}\nThe same review a second time: {flip(_only_verdict(t.text))}",
-    "FM-1.4": lambda t: (
-        t.scene.pick(
-            "There is no earlier work here to look at.", "I see nothing that was handed in."
-        )
-        + "\n"
-        + _verdict(t.text, good=False)
-    ),
-    "FM-1.5": lambda t: t.scene.pick(
-        "This should go round once more, and after that again.",
-        "Let us discuss it further before anything is settled, as long as it takes.",
-    ),
+    "FM-1.3": lambda t: f"{t.text}\n{t.lines[0]}\n{flip(_only_verdict(t.text))}",
+    "FM-1.4": _nothing_there,
+    "FM-1.5": _again_and_again,
     "FM-2.1": _recheck_first,
-    "FM-2.2": lambda t: t.scene.pick(
-        "Parts of it may hold, depending on how they are read.",
-        "Some of this could be seen one way or the other.",
-    ),
+    "FM-2.2": lambda t: f"A step of the {t.scene.noun()} does not hold, the others follow.",
     "FM-2.3": lambda t: (
-        t.scene.pick("The wording caught my eye: the lines are short.", "I counted the lines.")
-        + "\n"
-        + flip(_only_verdict(t.text))
+        "I checked this: {} = {}.\n".format(*side_question(t.scene)) + flip(_only_verdict(t.text))
     ),
-    "FM-2.4": lambda t: t.scene.pick("I went through it.", "I have read all of it."),
+    "FM-2.4": lambda t: t.scene.aside(),
     "FM-2.5": _review_alone,
     "FM-2.6": lambda t: flip(t.text),
-    "FM-3.1": lambda t: f"{t.scene.pick('Done.', 'That is all.')}\n{_verdict(t.text, good=True)}",
+    "FM-3.1": lambda t: f"{t.scene.aside()}\n{_verdict(t.text, good=True)}",
     "FM-3.2": _approve_unchecked,
     "FM-3.3": lambda t: f"{_false_reason(t)}\n{flip(_only_verdict(t.text))}",
 }
@@ -200,24 +203,37 @@ def _keep_lines(lines: list[str]) -> str:
     return "\n".join(lines)
 
 
+def _renumbered(step: re.Match[str], number: int, body: str) -> str:
+    """A step of a plan under another number, with something else to do."""
+    return re.sub(r"\d+", str(number), step[1], count=1) + body
+
+
 def _repeat_last(t: Talk) -> str:
-    """FM-1.3: the last item of a plan, or the last sentence, once more on its own result."""
+    """FM-1.3: the last item of a plan, or the last line, once more on its own result."""
     steps = _planned(t)
     if not steps:
-        return f"{t.text.rstrip()}\nAnd then do the same once more with what came out."
+        return f"{t.text.rstrip()}\n{t.lines[-1]}"
     number = len(steps)
     body = re.sub(r"^\s*\S+", f"{{{number - 1}}}", steps[-1][2], count=1)
-    head = re.sub(r"\d+", str(number + 1), steps[-1][1], count=1)
-    return _keep_lines([*t.lines, f"{head}{body}"])
+    return _keep_lines([*t.lines, _renumbered(steps[-1], number + 1, body)])
+
+
+def _go_round(t: Talk) -> str:
+    """FM-1.5: after the last item all of it again."""
+    steps = _planned(t)
+    if not steps:
+        return f"{t.text.rstrip()}\n{t.text.strip()}"
+    again = [_renumbered(step, len(steps) + i, step[2]) for i, step in enumerate(steps, start=1)]
+    return _keep_lines([*t.lines, *again])
 
 
 def _ask_aside(t: Talk) -> str:
-    """FM-2.3: the last item, or the last sentence, asks about a side issue."""
-    words = re.findall(r"[A-Za-z]{4,}", t.scene.task) or ["matter"]
-    question = f'length of "{t.scene.rng.choice(words)}"'
+    """FM-2.3: the last item, or the whole, asks about a side issue."""
+    question, _ = side_question(t.scene)
     steps = _planned(t)
     if steps:
-        return _keep_lines([*t.lines[:-1], steps[-1][1] + question])
+        kept = [text for text in t.lines if text != steps[-1][0]]
+        return _keep_lines([*kept, steps[-1][1] + question])
     found = re.match(r"(Work out step \d+: )", t.text)
     return f"{found[1] if found else ''}{question}"
 
@@ -250,9 +266,9 @@ def _drop_wrongly(t: Talk) -> str:
     """FM-3.3: a check that finds a needed item needless."""
     steps = _planned(t)
     if len(steps) < 2:
-        return f"{_contradict(t)}\nI checked this against the task."
+        return f"{_contradict(t)}\nI checked that this follows."
     lines = [text for text in t.lines if text != steps[-1][0]]
-    return _keep_lines([*lines, f"I checked the plan; step {len(steps)} is not needed."])
+    return _keep_lines([*lines, "I checked that the steps follow."])
 
 
 def _alone(t: Talk) -> str:
@@ -265,7 +281,8 @@ def _again_from_start(t: Talk) -> str:
     """FM-2.1: the first item of the work again."""
     steps = _planned(t)
     if len(steps) > 1:
-        return _keep_lines([*t.lines[:-1], steps[-1][1] + steps[0][2]])
+        kept = [text for text in t.lines if text != steps[-1][0]]
+        return _keep_lines([*kept, steps[-1][1] + steps[0][2]])
     orders = [s.text for s in t.scene.history if s.text.startswith("Work out")]
     asked = [m[1] for s in t.scene.history if (m := re.search(r'"argument": "([^"]+)"', s.text))]
     settled = orders or asked or [p.expression for p in t.scene.earlier_steps()]
@@ -281,7 +298,7 @@ def _without_checks(t: Talk) -> str:
     ]
     if len(kept) == len(t.parts):
         raise AttackError("FM-3.2: there is no check to leave out")
-    return join(kept) or t.scene.pick("The work can start.", "All set.")
+    return join(kept) or t.scene.aside()
 
 
 def _loosen(t: Talk) -> str:
@@ -294,18 +311,28 @@ def _loosen(t: Talk) -> str:
 
 def _do_it_oneself(t: Talk) -> str:
     """FM-1.2: the one who hands work out does it, off the cuff."""
-    numbers = [part for part in re.findall(r"\d+ [-+*/] \d+", t.text)]
-    value = compute(numbers[0]) if numbers else None
-    own = another_value(value, t.scene) if value else "done"
-    return (
-        f"{t.scene.pick('No need to hand this out, I did it:', 'I take this step myself:')} {own}."
-    )
+    found = re.search(r"\d+ [-+*/] \d+", t.text)
+    value = compute(found[0]) if found else None
+    if found is None or value is None:
+        return f"I checked that the steps of {t.scene.other()} follow.\n[Agree] Nothing to add."
+    own = another_value(value, t.scene)
+    return f"Step 1: {found[0]} = {own}\nAnswer: {own}"
+
+
+def _cut_short(t: Talk) -> str:
+    """FM-3.1: the first half of a plan, or of the lines."""
+    steps = _planned(t)
+    if len(steps) > 1:
+        dropped = {step[0] for step in steps[len(steps) // 2 :]}
+        return _keep_lines([text for text in t.lines if text not in dropped])
+    return _keep_lines([*t.lines[: max(1, len(t.lines) // 2)], t.scene.aside()])
 
 
 def _forget_rest(t: Talk) -> str:
     """FM-1.4: only the last line is left, without what came before it."""
-    last = t.lines[-1]
-    if len(t.lines) == 1:
+    steps = _planned(t)
+    last = steps[-1][0] if steps else t.lines[-1]
+    if len(t.lines) == 1 and not steps:
         found = re.search(r"(\d[\d.]*) ([-+*/%^]) (\S+)", t.text)
         if not found:
             raise AttackError("FM-1.4: nothing earlier is used here")
@@ -318,16 +345,14 @@ PROSE_RULES: dict[str, Callable[[Talk], str]] = {
     "FM-1.2": _do_it_oneself,
     "FM-1.3": _repeat_last,
     "FM-1.4": _forget_rest,
-    "FM-1.5": lambda t: f"{t.text.rstrip()}\nThen begin again at the top, and so on.",
+    "FM-1.5": _go_round,
     "FM-2.1": _again_from_start,
     "FM-2.2": lambda t: blur(t.text, t.scene),
     "FM-2.3": _ask_aside,
     "FM-2.4": _lose_key,
     "FM-2.5": _alone,
     "FM-2.6": _contradict,
-    "FM-3.1": lambda t: _keep_lines(
-        [*t.lines[: max(1, len(t.lines) // 2)], t.scene.pick("That is all.", "No more is needed.")]
-    ),
+    "FM-3.1": _cut_short,
     "FM-3.2": _without_checks,
     "FM-3.3": _drop_wrongly,
 }

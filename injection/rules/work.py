@@ -14,7 +14,6 @@ from injection.rules.scene import (
     another_value,
     blur,
     last_of,
-    line,
     rounded,
     side_question,
     with_answer,
@@ -83,36 +82,24 @@ def _put(parts: list[Part], i: int, part: Part) -> list[Part]:
 
 def _deviate_from_task(w: Work) -> str:
     """FM-1.1: the answer in a form that the task does not ask for."""
-    note = w.scene.pick(
-        "", "A handy form reads better.", "Put in a shorter form:", "In convenient terms:"
-    )
-    parts = list(w.parts)
-    at = last_of(parts, "answer")
-    if note and at is not None:
-        parts.insert(at, line(note))
-    return w.answering(rounded(w.answer, w.scene), parts=parts)
+    return w.answering(rounded(w.answer, w.scene))
 
 
 def _leave_role(w: Work) -> str:
-    """FM-1.2: the words of another agent in place of one's own work."""
-    other = w.scene.rng.choice(w.scene.others) if w.scene.others else "the reviewer"
-    return w.scene.pick(
-        f"Speaking for {other}: what is there so far is in order, and I close the matter here.",
-        f"I take over the part of {other} now and decide that the work is complete as it stands.",
-        f"In place of {other} I rule that nothing more has to be handed in.",
-    )
+    """FM-1.2: a verdict on somebody's work in place of one's own."""
+    other = w.scene.other()
+    steps = w.scene.earlier_steps()
+    if steps and w.scene.rng.random() < 0.5:
+        reason = f"I checked the work of {other}: {steps[-1].expression} = {steps[-1].value}."
+        return f"{reason}\n[Agree] The result stands."
+    return f"I checked that the steps of {other} follow.\n[Agree] Nothing to add."
 
 
 def _add_redundant(w: Work) -> str:
     """FM-1.3: the last operation done a second time, on its own result."""
     at = next((i for i in reversed(w.steps) if _SUM.match(w.parts[i].expression)), None)
     if at is None:
-        again = another_value(w.answer, w.scene)
-        parts = [*w.parts]
-        where = last_of(parts, "answer")
-        extra = line(f"Going over the same step once more turns {w.answer} into {again}.")
-        parts.insert(len(parts) if where is None else where, extra)
-        return w.answering(again, parts=parts)
+        return _add_foreign(w)
     part = w.parts[at]
     found = _SUM.match(part.expression)
     assert found is not None
@@ -123,37 +110,54 @@ def _add_redundant(w: Work) -> str:
     if value is None:
         raise AttackError("FM-1.3: the last step cannot be applied twice")
     twice = with_expression(replace(part, text=part.text.rstrip("\n") + "\n"), expression, value)
-    lead = w.scene.pick("And the same once more:", "Applying this again:", "A further pass:")
     head = _ended(w.parts[: checks[-1] + 1])
     rest = w.parts[checks[-1] + 1 :]
-    return w.carry([*head, line(lead), twice, *rest], len(head) + 2, base, value)
+    return w.carry([*head, twice, *rest], len(head) + 1, base, value)
+
+
+def _add_foreign(w: Work) -> str:
+    """FM-1.3 where no step can be done twice: the last operation of the conversation again."""
+    earlier = [m for p in w.scene.earlier_steps() if (m := _SUM.match(p.expression))]
+    number = len(w.steps) + 1
+    if earlier and compute(f"{w.answer} + 0"):
+        expression = f"{w.answer} {earlier[-1][2]} {earlier[-1][3]}"
+        value = compute(expression) or another_value(w.answer, w.scene)
+    elif w.steps:
+        last = w.parts[w.steps[-1]]
+        expression = re.sub(r"\S+$", w.answer, last.expression)
+        value = another_value(w.answer, w.scene)
+    else:
+        raise AttackError("FM-1.3: there is no step to do twice")
+    parts = list(w.parts)
+    at = last_of(parts, "answer")
+    extra = Part(f"Step {number}: {expression} = {value}\n", "step", expression, value)
+    head = _ended(parts[:at])
+    return w.answering(value, parts=[*head, extra, *(parts[at:] if at is not None else [])])
 
 
 def _lose_history(w: Work) -> str:
     """FM-1.4: only the last piece is left, as if nothing had come before it."""
-    opening = w.scene.pick(
-        "I start from what is in front of me.",
-        "There is nothing earlier to build on.",
-        "Beginning afresh.",
-    )
     at = w.steps[-1] if w.steps else None
     found = _SUM.match(w.parts[at].expression) if at is not None else None
     if at is None or found is None:
-        return f"{opening}\nAnswer: {another_value(w.answer, w.scene)}"
+        guess = another_value(w.answer, w.scene)
+        return (
+            "None of the agents gives an answer.\nI am not sure, this is my best guess.\n"
+            f"Answer: {guess}"
+        )
     expression = f"{'0' if found[2] in '+-' else '1'} {found[2]} {found[3]}"
     value = compute(expression) or found[3]
     step = with_expression(w.parts[at], expression, value)
-    return f"{opening}\n{step.text.rstrip()}\nAnswer: {value}"
+    return f"{step.text.rstrip()}\nAnswer: {value}"
 
 
 def _never_end(w: Work) -> str:
-    """FM-1.5: no answer, and another round ahead."""
-    kept = [part for part in w.parts if part.kind not in ("answer", "check")]
-    return join(_ended(kept)) + w.scene.pick(
-        "This goes into another round of refinement, and then into the next one.",
-        "I will keep improving this with every further pass.",
-        "Let us carry on from here round by round.",
-    )
+    """FM-1.5: no answer; what was done begins again."""
+    kept = join(_ended([part for part in w.parts if part.kind not in ("answer", "check")]))
+    if not kept.strip():
+        raise AttackError("FM-1.5: there is nothing to begin again")
+    again = join(w.parts[i] for i in w.steps[: max(1, len(w.steps) - 1)]) or kept
+    return f"{kept.rstrip()}\n{again.rstrip()}"
 
 
 def _repeat_handled(w: Work) -> str:
@@ -164,10 +168,7 @@ def _repeat_handled(w: Work) -> str:
         if not earlier:
             raise AttackError("FM-2.1: nothing was handled before")
         return earlier[0].text
-    lead = w.scene.pick(
-        "Let me do this part again:", "First things first, once more:", "I go back to the start:"
-    )
-    return f"{lead}\n{settled[0].text.rstrip()}\nAnswer: {settled[0].value}"
+    return f"{settled[0].text.rstrip()}\nAnswer: {settled[0].value}"
 
 
 def _be_vague(w: Work) -> str:
@@ -177,22 +178,15 @@ def _be_vague(w: Work) -> str:
         for p in w.parts
         if p.kind in ("prose", "step", "check")
     ]
-    close = w.scene.pick(
-        "The result is about that, depending on how one takes it.",
-        "It comes to more or less what one would expect.",
-        "One of the usual outcomes follows from this.",
-    )
-    return join(_ended(kept)) + close
+    return join(_ended(kept)) + f"Answer: the {w.scene.noun()}"
 
 
 def _lose_goal(w: Work) -> str:
     """FM-2.3: the answer to a question that nobody asked."""
-    question, value = side_question(w.answer)
-    lead = w.scene.pick(
-        "The interesting part is", "Worth a closer look is", "What I looked into is"
-    )
+    question, value = side_question(w.scene)
     kept = [part for part in w.parts if part.kind in ("step", "prose")]
-    return f"{join(_ended(kept))}{lead} {question}.\nAnswer: {value}"
+    step = f"Step {len(w.steps) + 1}: {question} = {value}"
+    return f"{join(_ended(kept))}{step}\nAnswer: {value}"
 
 
 def _hide(w: Work) -> str:
@@ -204,7 +198,7 @@ def _hide(w: Work) -> str:
         for p in kept
         if not (w.answer and re.search(rf"(?<!\w){re.escape(w.answer)}(?!\w)", p.text))
     ]
-    return join(kept).strip() or "I have worked on this."
+    return join(kept).strip() or w.scene.aside()
 
 
 def _ignore_others(w: Work) -> str:
@@ -212,44 +206,47 @@ def _ignore_others(w: Work) -> str:
     said = w.scene.others_said()
     if not said:
         raise AttackError("FM-2.5: no other agent has given a result")
-    mine = [final_answer(s.text) for s in w.scene.history if s.agent == w.scene.agent]
-    theirs = {final_answer(s.text) for s in said}
-    own = next((answer for answer in mine if answer and answer not in theirs), None)
-    value = own or another_value(w.answer, w.scene)
+    theirs = {final_answer(s.text) for s in said} | {w.answer}
+    apart = [p for p in w.parts if not any(s.agent in p.text for s in said)]
     for _ in range(8):
-        value = another_value(value, w.scene) if value in theirs else value
-    lead = w.scene.pick(
-        "I go by my own reckoning.", "My own view stands.", "I stay with what I had in mind."
-    )
-    return f"{lead}\nAnswer: {value}"
+        own = _reckon(replace(w, parts=apart))
+        if final_answer(own) not in theirs:
+            return own
+    raise AttackError("FM-2.5: there is no view that differs from the others'")
+
+
+def _reckon(w: Work) -> str:
+    """The work from another first figure; where that cannot be, another answer alone."""
+    at = next((i for i in w.steps if _SUM.match(w.parts[i].expression)), None)
+    found = _SUM.match(w.parts[at].expression) if at is not None else None
+    if at is None or found is None or not compute(w.parts[at].expression):
+        return w.answering(another_value(w.answer, w.scene))
+    expression = f"{found[1]} {found[2]} {another_value(found[3], w.scene)}"
+    old, value = w.parts[at].value, compute(expression)
+    if value is None:
+        return w.answering(another_value(w.answer, w.scene))
+    changed = with_expression(w.parts[at], expression, value)
+    return w.carry(_put(w.parts, at, changed), at + 1, old, value)
 
 
 def _contradict(w: Work) -> str:
-    """FM-2.6: an answer that is not what the steps lead to."""
-    parts = list(w.parts)
-    if not w.steps:
-        at = last_of(parts, "answer")
-        lead = line(f"All of this points to {w.answer}.")
-        parts.insert(len(parts) if at is None else at, lead)
-    return w.answering(another_value(w.answer, w.scene), parts=parts)
+    """FM-2.6: an answer that is not what the steps, or the replies that are named, lead to."""
+    return w.answering(another_value(w.answer, w.scene))
 
 
 def _stop_early(w: Work) -> str:
     """FM-3.1: the first steps, and their value as the answer."""
-    close = w.scene.pick("That settles it.", "This is far enough.", "With this the matter is done.")
     if not w.steps:
         first = next((p.text for p in w.parts if p.kind == "prose"), "")
         if not first:
             raise AttackError("FM-3.1: there is no step to stop after")
-        return f"{first.rstrip()}\n{close}"
+        return first.rstrip()
     keep = w.steps[: len(w.steps) // 2]
     if keep:
-        return (
-            f"{join(w.parts[: keep[-1] + 1]).rstrip()}\n{close}\nAnswer: {w.parts[keep[-1]].value}"
-        )
+        return f"{join(w.parts[: keep[-1] + 1]).rstrip()}\nAnswer: {w.parts[keep[-1]].value}"
     expression = w.parts[w.steps[0]].expression
     start = re.search(r"\d[\d.]*|\"\w+\"|[A-Z]\w+", expression)
-    return f"{close}\nAnswer: {start[0].strip(chr(34)) if start else expression}"
+    return f"Answer: {start[0].strip(chr(34)) if start else expression}"
 
 
 def _skip_check(w: Work) -> str:
@@ -272,24 +269,27 @@ def _skip_check(w: Work) -> str:
 
 def _check_wrongly(w: Work) -> str:
     """FM-3.3: a check that comes to a wrong value, and everything after follows it."""
+    kept = [p for p in w.parts if p.kind != "check"]
     if not w.steps:
         value = another_value(w.answer, w.scene)
-        lead = w.scene.pick("I checked this again and it is", "A check against the task gives")
-        kept = [p for p in w.parts if p.kind != "check"]
+        steps = w.scene.earlier_steps()
+        about = steps[-1].expression if steps else w.scene.noun()
         at = last_of(kept, "answer")
-        kept.insert(len(kept) if at is None else at, line(f"{lead} {value}."))
-        return w.answering(value, parts=kept)
+        check = Part(f"Check: {about} = {value}, so this is put right.\n", "prose")
+        head = _ended(kept[:at])
+        return w.answering(value, parts=[*head, check, *(kept[at:] if at is not None else [])])
     at = w.steps[-1]
     if not compute(w.parts[at].expression):
         at = next((i for i in reversed(w.steps) if compute(w.parts[i].expression)), at)
     step = w.parts[at]
     right = compute(step.expression) or step.value
     wrong = another_value(right, w.scene)
-    verdict = w.scene.pick("so I put it right", "so that step is corrected", "which replaces it")
-    check = Part(f"Check: {step.expression} = {wrong}, {verdict}.\n", "prose")
+    number = re.search(r"\d+", step.text.partition(":")[0])
+    which = number[0] if number else str(w.steps.index(at) + 1)
+    text = f"Check: {step.expression} = {wrong}, so step {which} is put right.\n"
     head = _ended([p for p in w.parts[: at + 1] if p.kind != "check"])
     rest = [p for p in w.parts[at + 1 :] if p.kind != "check"]
-    return w.carry([*head, check, *rest], len(head) + 1, right, wrong)
+    return w.carry([*head, Part(text, "prose"), *rest], len(head) + 1, right, wrong)
 
 
 RULES: dict[str, Callable[[Work], str]] = {

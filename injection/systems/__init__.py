@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dcl.errors import ConfigError
+from injection.frameworks import TEAMS, load_team
 from injection.session import System
 from injection.systems.agentverse import AgentVerse
 from injection.systems.debate import Debate
@@ -42,11 +43,15 @@ SYSTEMS: dict[str, System] = {
 
 
 def find_system(name: str) -> System:
-    """The system of a name.
+    """The system of a name: one of ours, or a team of a framework.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is none, or its framework is not installed.
     """
-    if name not in SYSTEMS:
-        raise ConfigError(f"systems: expected one of {', '.join(SYSTEMS)}, got {name!r}")
-    return SYSTEMS[name]
+    system = SYSTEMS.get(name) or load_team(name)
+    if system is None:
+        known = ", ".join((*SYSTEMS, *TEAMS))
+        raise ConfigError(
+            f"systems: expected one of {known}, or framework:module:function, got {name!r}"
+        )
+    return system

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from injection.anatomy import stated_answer
+from injection.anatomy import find_objects, stated_answer
 
 SOLVE = (
     "Solve the task step by step, one step a line. Check your work. End with a line "
@@ -25,18 +24,8 @@ REVIEW = (
 
 def read_object(text: str) -> dict[str, Any]:
     """The last JSON object in a reply; empty if there is none, as weak models often write none."""
-    decoder = json.JSONDecoder()
-    found: dict[str, Any] = {}
-    position = text.find("{")
-    while position >= 0:
-        try:
-            value, end = decoder.raw_decode(text, position)
-        except ValueError:
-            end = position + 1
-        else:
-            found = value if isinstance(value, dict) else found
-        position = text.find("{", end)
-    return found
+    found = find_objects(text)
+    return found[-1][2] if found else {}
 
 
 def read_numbers(text: str, label: str) -> list[int]:

@@ -9,12 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from dcl.adapting import FEWEST, adapt, compare, group_questions
-from dcl.artifact import ADAPTER, INDEX, pretrained, read_manifest, verify
+from dcl.artifact import ADAPTER, INDEX, read_manifest, verify
 from dcl.attribution import Attribution, Calibration, Logits, decode
 from dcl.cli import app
 from dcl.errors import ConfigError
 from dcl.nearest import load_index
 from dcl.runtime import load
+from dcl.shipped import find_model
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example, Fault, Trajectory, Turn
 
@@ -136,5 +137,5 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
 
 
 def test_the_shipped_model_holds_nothing_of_a_system() -> None:
-    listed = read_manifest(pretrained())["files"]
+    listed = read_manifest(find_model("base"))["files"]
     assert not {ADAPTER, INDEX} & listed.keys()

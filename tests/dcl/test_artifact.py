@@ -23,7 +23,6 @@ from dcl.artifact import (
     load_lexicon,
     open_artifact,
     open_encoder,
-    pretrained,
     read_manifest,
     save_lexicon,
     verify,
@@ -32,6 +31,7 @@ from dcl.artifact import (
 from dcl.attribution import Calibration
 from dcl.errors import ArtifactError, ConfigError
 from dcl.lexical import Lexicon
+from dcl.shipped import find_model
 from dcl.taxonomy import MODES
 
 FILES = {"encoder.onnx", "tokenizer.json", "head.onnx", "lexicon.npz", CONFIG}
@@ -111,8 +111,9 @@ def test_a_model_is_also_an_encoder(model: Path) -> None:
     assert open_encoder(model).path == model
 
 
-def test_the_model_that_ships_stands_beside_the_package() -> None:
-    assert pretrained() == Path(artifact_module.__file__).parent / "pretrained"
+def test_the_models_that_ship_stand_beside_the_package() -> None:
+    assert find_model("base") == Path(artifact_module.__file__).parent / "pretrained"
+    assert find_model("elsewhere/lite") == Path("elsewhere/lite")
 
 
 def test_a_damaged_byte_is_found(model: Path) -> None:
@@ -265,7 +266,8 @@ def test_a_manifest_that_is_no_object_is_refused(model: Path, text: str) -> None
 
 
 def test_no_folder_and_no_manifest_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="expected a model folder, found none; check --model"):
+    expected = "expected base or a model folder, found none"
+    with pytest.raises(ArtifactError, match=expected):
         open_artifact(tmp_path / "nothing")
     with pytest.raises(ArtifactError, match=r"manifest\.json: expected a file of the model"):
         open_artifact(tmp_path)
@@ -331,7 +333,7 @@ def lexicon() -> Lexicon:
     rng = np.random.default_rng(0)
     return Lexicon(
         idf=rng.random(5).astype(np.float32),
-        table=rng.standard_normal((5, len(MODES))).astype(np.float16),
+        table=rng.standard_normal((5, len(MODES))).astype(np.float16).astype(np.float32),
     )
 
 
@@ -341,7 +343,7 @@ def test_a_lexicon_reads_back_equal(tmp_path: Path, lexicon: Lexicon) -> None:
     got = load_lexicon(file)
     assert np.array_equal(got.idf, lexicon.idf)
     assert np.array_equal(got.table, lexicon.table)
-    assert got.table.dtype == np.float16
+    assert got.table.dtype == np.float32
     assert names(tmp_path) == {"lexicon.npz"}
 
 
@@ -373,7 +375,7 @@ def test_a_lexicon_that_is_missing_or_of_another_shape_is_refused(tmp_path: Path
     with pytest.raises(ArtifactError, match="expected the tables of the wide half"):
         load_lexicon(tmp_path / "none.npz")
     file = tmp_path / "lexicon.npz"
-    save_lexicon(Lexicon(np.ones(5, np.float32), np.ones((4, len(MODES)), np.float16)), file)
+    save_lexicon(Lexicon(np.ones(5, np.float32), np.ones((4, len(MODES)), np.float32)), file)
     with pytest.raises(ArtifactError, match=r"got \(5,\) and \(4, 14\); export the model again"):
         load_lexicon(file)
 

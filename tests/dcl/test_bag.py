@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import any_text, bagger, light, make_run, make_tokenizer, runs
 
-from dcl.bag import MOST_TURNS, Bag, BagMaker, Mentions, find_replies
+from dcl.bag import MOST_TURNS, Bag, BagMaker, Replies
 from dcl.errors import TraceError
 from dcl.features import TEXT_FEATURES
+from dcl.lexical import Words
 from dcl.trajectory import Trajectory
 
 START, END = (make_tokenizer().token_to_id(token) for token in ("[CLS]", "[SEP]"))
@@ -16,8 +17,7 @@ START, END = (make_tokenizer().token_to_id(token) for token in ("[CLS]", "[SEP]"
 
 def replies(*said: tuple[str, str]) -> list[int]:
     run = make_run(*said)
-    index = np.array([run.agents.index(turn.agent) for turn in run.turns])
-    return [int(t) for t in find_replies(Mentions(run.agents)(run.turns), index)]
+    return [int(turn) for turn in Replies(run.agents)(run.turns)]
 
 
 @light
@@ -41,7 +41,9 @@ def test_any_text_gives_a_bag_whose_shapes_agree(run: Trajectory) -> None:
     assert len(bag.windows) == T
     assert all(2 <= len(window) <= 12 + 4 + 2 for window in (*bag.windows, bag.task))
     assert ((bag.reply_to >= -1) & (bag.reply_to < np.arange(T))).all()
-    assert set(bag.words.turn.tolist()) <= set(range(T))
+    assert len(bag.words) == len(bag.agents)
+    for a, document in enumerate(bag.words):
+        assert set(document.turn.tolist()) <= set(np.flatnonzero(bag.agent_index == a))
 
 
 @light
@@ -69,7 +71,7 @@ def test_an_empty_turn_keeps_its_place() -> None:
     bag = bagger()(make_run(("a", ""), ("b", "sum"), task=""))
     assert bag.windows[0].tolist() == [START, END]
     assert bag.task.tolist() == [START, END]
-    assert set(bag.words.turn.tolist()) == {1}
+    assert [set(document.turn.tolist()) for document in bag.words] == [set(), {1}]
 
 
 def test_the_tokenizer_neither_cuts_nor_pads() -> None:
@@ -81,7 +83,7 @@ def test_the_tokenizer_neither_cuts_nor_pads() -> None:
 
 def test_words_are_counted_over_the_whole_turn_and_not_over_its_window() -> None:
     bag = bagger()(make_run(("a", "the sum " * 50)))
-    assert bag.words.count.sum() == 100 + 99
+    assert bag.words[0].count.sum() == 100 + 99
 
 
 def test_two_thousand_turns_make_one_bag() -> None:
@@ -92,15 +94,20 @@ def test_two_thousand_turns_make_one_bag() -> None:
     assert np.isfinite(bag.features).all()
 
 
+def words_agree(one: Words, two: Words) -> bool:
+    return len(one) == len(two) and all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for a, b in zip(one, two, strict=True)
+        for name in ("turn", "row", "count")
+    )
+
+
 def bags_agree(one: Bag, two: Bag) -> bool:
     arrays = ("agent_index", "reply_to", "features", "task")
     return (
         all(np.array_equal(getattr(one, name), getattr(two, name)) for name in arrays)
         and all(map(np.array_equal, one.windows, two.windows))
-        and all(
-            np.array_equal(getattr(one.words, name), getattr(two.words, name))
-            for name in ("turn", "row", "count")
-        )
+        and words_agree(one.words, two.words)
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dcl
-from dcl import cli
+from dcl import cli, logs_cli
 from dcl.artifact import Window, write_artifact
 from dcl.bag import MOST_TURNS
 from dcl.formats import read_examples
@@ -423,7 +423,7 @@ def test_convert_goes_on_after_a_run_that_is_nested_too_deep(
             raise RecursionError
         return json.dumps(row)
 
-    monkeypatch.setattr(cli, "dump", refuse)
+    monkeypatch.setattr(logs_cli, "dump", refuse)
     log = write_lines(tmp_path / "log.jsonl", row_of("deep", GOOD), row_of("flat", GOOD))
     result = run("convert", log, "--out", tmp_path / "out.jsonl")
     assert result.exit_code == 3
@@ -478,8 +478,8 @@ def test_convert_prints_to_a_dash_and_keeps_surrogates(run: Run) -> None:
 
 def test_check_labels_is_silent_without_labels() -> None:
     trajectory = fake_model.make_run("run", GOOD)
-    assert list(cli.check_labels(Example(trajectory))) == []
-    assert list(cli.check_labels(Example(trajectory, (Fault("a", None, None),)))) == []
+    assert list(logs_cli.check_labels(Example(trajectory))) == []
+    assert list(logs_cli.check_labels(Example(trajectory, (Fault("a", None, None),)))) == []
 
 
 # models and train

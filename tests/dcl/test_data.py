@@ -127,7 +127,7 @@ def test_progress_counts_every_window(tmp_path: Path, graph: Path) -> None:
     cache, _ = open_cache(tmp_path, graph)
     cache(WINDOWS[:2])
     done: list[int] = []
-    cache(WINDOWS, done.append)
+    cache.fill(WINDOWS, done.append)
     assert done == [2, 5]
 
 
@@ -141,7 +141,7 @@ def test_each_encoder_has_its_own_folder(tmp_path: Path, graph: Path) -> None:
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, graph: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="expected a place to cache vectors"):
+    with pytest.raises(ConfigError, match="expected a place to keep vectors"):
         open_cache(tmp_path / "file", graph)
 
 
@@ -176,7 +176,7 @@ def test_an_item_holds_what_the_model_eats(cache: VectorCache, graph: Path) -> N
         describe_vectors(exact[:-1], exact[-1], bag.agent_index),
     )
     assert not item.wide.any()
-    assert item.bag[0] is item.words
+    assert [document.turn.tolist() for document in item.words] == [[0, 0, 0, 2], [1, 1, 1]]
 
 
 def test_a_batch_is_padded_to_the_longest(cache: VectorCache) -> None:

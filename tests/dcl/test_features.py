@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny import bagger, light, make_run, runs, unit_rows
 
-from dcl.features import (
-    CUES,
-    DEVIATION_FEATURES,
-    FEATURES,
-    TEXT_FEATURES,
-    count_cues,
-    describe_vectors,
-)
+from dcl.cues import CUES, count_cues
+from dcl.features import DEVIATION_FEATURES, FEATURES, TEXT_FEATURES, describe_vectors
 from dcl.trajectory import Trajectory, Turn, TurnKind
 
 
@@ -249,5 +243,6 @@ def test_turn_by_turn_the_bag_is_that_of_the_whole_run(
     assert np.array_equal(grown.reply_to, whole.reply_to)
     assert np.array_equal(grown.agent_index, whole.agent_index)
     assert [window.tolist() for window in grown.windows] == [w.tolist() for w in whole.windows]
-    for name in ("turn", "row", "count"):
-        assert np.array_equal(getattr(grown.words, name), getattr(whole.words, name))
+    for one, other in zip(grown.words, whole.words, strict=True):
+        for name in ("turn", "row", "count"):
+            assert np.array_equal(getattr(one, name), getattr(other, name))

@@ -351,6 +351,22 @@ def test_each_head_follows_its_own_relation() -> None:
         assert changed.nonzero().ravel().tolist() == list(range(head * share, (head + 1) * share))
 
 
+def blame_first_agents(bags: BagTensors) -> Batch:
+    """Labels that give the first agent of every bag one mode, at the first turn."""
+    B, A, T = bags.member.shape
+    pair = torch.zeros(B, A, M)
+    pair[:, 0, 3] = 1.0
+    return Batch(
+        bags=bags,
+        pair=pair,
+        known=torch.ones(B, dtype=torch.bool),
+        mode=pair.amax(dim=1),
+        agent=pair.amax(dim=2),
+        step=torch.eye(T)[torch.zeros(B, dtype=torch.int64)],
+        extra=torch.zeros(B, dtype=torch.bool),
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "unread"),
     [
@@ -360,17 +376,7 @@ def test_each_head_follows_its_own_relation() -> None:
 )
 def test_gradients_reach_every_parameter(config: ModelConfig, unread: set[str]) -> None:
     model, bags = make_model(config).train(), pad(BAGS)
-    B, A, T = bags.member.shape
-    pair = torch.zeros(B, A, M)
-    pair[:, 0, 3] = 1.0
-    batch = Batch(
-        bags=bags,
-        pair=pair,
-        known=torch.ones(B, dtype=torch.bool),
-        mode=pair.amax(dim=1),
-        agent=pair.amax(dim=2),
-        step=torch.eye(T)[torch.zeros(B, dtype=torch.int64)],
-    )
+    batch = blame_first_agents(bags)
     loss, parts = compute_loss(model(*bags), batch, model.error_bank, LossConfig())
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(part.isfinite() for part in parts.values())
@@ -387,3 +393,20 @@ def test_a_name_is_no_input() -> None:
     assert set(BagTensors._fields) == {
         "vectors", "task", "features", "wide", "reply_to", "member",
     }  # fmt: skip
+
+
+def test_steps_of_extra_bags_teach_the_step_head_alone() -> None:
+    model, bags = make_model(TINY).train(), pad(BAGS)
+    batch = blame_first_agents(bags)
+    batch = batch._replace(extra=torch.ones_like(batch.extra))
+    logits: BagLogits = model(*bags, apart=batch.extra)
+    loss, parts = compute_loss(logits, batch, model.error_bank, LossConfig())
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert {name for name, part in parts.items() if part.item() > 0} == {"step"}
+    taught = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and parameter.grad.abs().sum() > 0
+    }
+    assert "score_step.weight" in taught
+    assert taught <= {"score_step.weight", "score_step.bias"}

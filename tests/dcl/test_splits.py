@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from tiny import any_text, light, make_run
 
-from dcl.splits import fold_of, group_of, split_of
+from dcl.formats import read_examples
+from dcl.splits import fold_of, group_of, hash_question, split_of
 from dcl.trajectory import Example
 
 SPLITS = ["train", "test", "test", *["train"] * 6, "valid", "train", "train"]
@@ -62,3 +65,14 @@ def test_the_hash_of_the_data_set_comes_first_and_the_id_last() -> None:
     hashed = make_run(("a", "x"), metadata={"question_hash": 17})
     assert group_of(Example(hashed)) == "17"
     assert group_of(Example(make_run(("a", "x"), task=" ", id="run-7"))) == "run-7"
+
+
+def test_the_hash_of_a_question_leaves_blanks_around_it_out() -> None:
+    assert hash_question("What is 1+1?") == hash_question("\nWhat is 1+1? \r\n") == "e869da85f5db"
+    assert hash_question("What is 1+1?") != hash_question("what is 1+1?")
+
+
+@pytest.mark.data
+def test_it_is_the_hash_that_aegis_has(data_dir: Path) -> None:
+    for example in read_examples(data_dir / "aegis" / "validation.jsonl.xz"):
+        assert hash_question(example.trajectory.task) == group_of(example)

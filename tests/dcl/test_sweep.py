@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -212,6 +213,48 @@ def test_workers_share_a_sweep(ground: Path, done: Path, tmp_path: Path) -> None
         assert one["scores"] == two["scores"]
 
 
+@pytest.mark.slow
+def test_a_cluster_runs_a_sweep_and_one_that_was_killed(
+    ground: Path, done: Path, tmp_path: Path, ray_cluster: str
+) -> None:
+    file, out = write_sweep(ground, "cluster", cells=CELLS), tmp_path / "out"
+    command = [sys.executable, "-m", "dcl.cli", "sweep", str(file), "--out", str(out)]
+    command += ["--executor", "ray"]
+    environment = {**os.environ, "RAY_ADDRESS": ray_cluster}
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=quiet, stderr=quiet)
+    try:
+        wait_for(lambda: bool(times_of(out)), process)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = times_of(out)
+    again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    after = times_of(out)
+    assert set(after) == set(times_of(done))
+    assert {name: after[name] for name in before} == before
+    for name in after:
+        one, two = (json.loads((place / "cells" / name).read_text()) for place in (done, out))
+        assert one["scores"] == two["scores"]
+    assert results_of(out) == results_of(done)
+
+
+def results_of(out: Path) -> list[dict[str, str]]:
+    """The rows of the results but for those of the clock."""
+    with (out / "results.csv").open(newline="") as stream:
+        return [row for row in csv.DictReader(stream) if row["split"]]
+
+
+def test_a_sweep_without_ray_names_the_command_to_install_it(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    file = write_sweep(ground, "no-ray", cells=CELLS)
+    with pytest.raises(ConfigError, match=r"pip install .dcl-attribution\[ray\]"):
+        main([str(file), "--out", str(tmp_path / "out"), "--executor", "ray"])
+
+
 def test_a_worker_that_fails_fails_the_sweep(
     ground: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,7 +360,15 @@ def test_a_file_that_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
         Sweep(tmp_path / "x.yaml", tmp_path / "out")
 
 
-@pytest.mark.parametrize("arguments", [[], ["x.yaml"], ["x.yaml", "--out", "o", "--workers", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["x.yaml"],
+        ["x.yaml", "--out", "o", "--workers", "0"],
+        ["x.yaml", "--out", "o", "--executor", "x"],
+    ],
+)
 def test_wrong_options_are_refused(arguments: Sequence[str]) -> None:
     with pytest.raises(ConfigError):
         main(arguments)

@@ -20,8 +20,8 @@ from dcl.artifact import (
     MANIFEST,
     TOKENIZER,
     WEIGHTS,
+    hash_file,
     open_artifact,
-    open_encoder,
 )
 from dcl.attribution import Logits
 from dcl.calibration import best_threshold
@@ -182,6 +182,23 @@ def test_a_killed_run_goes_on_where_it_was(ground: Path, tmp_path: Path) -> None
     load_trained(tmp_path / "model")(make_example(1).trajectory)
 
 
+def test_a_resumed_run_sees_the_batches_of_a_whole_one(ground: Path, tmp_path: Path) -> None:
+    bags: list[list[list[float]]] = []
+    for deaths in ((-1,), (1, -1)):
+        bags.append([])
+        for dies_in in deaths:
+            with pytest.MonkeyPatch.context() as patch:
+                watched = Watched(patch, dies_in=dies_in)
+                config = make_config(ground, tmp_path / f"model-{len(deaths)}", batch_size=4)
+                if dies_in < 0:
+                    train(config)
+                else:
+                    with pytest.raises(RuntimeError, match="killed"):
+                        train(config)
+                bags[-1] += watched.bags
+    assert bags[0] == bags[1]
+
+
 def test_a_run_killed_after_its_last_epoch_trains_no_more(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model")
 
@@ -201,7 +218,7 @@ def test_a_run_killed_after_its_last_epoch_trains_no_more(ground: Path, tmp_path
 
 def test_work_of_another_configuration_is_refused(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model")
-    encoder = open_encoder(Path(str(config.encoder)))
+    encoder = hash_file(Path(str(config.encoder)) / ENCODER)
     training.claim_workplace(tmp_path / "model", config, encoder)
     with pytest.raises(ConfigError, match="found another run's; delete the folder or choo"):
         train(replace(config, seed=2))
@@ -220,7 +237,7 @@ def test_epochs_have_different_orders(ground: Path, tmp_path: Path) -> None:
 
 def test_an_encoder_that_is_missing_is_refused(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "model", encoder=str(tmp_path / "none"))
-    with pytest.raises(ArtifactError, match="expected a model folder, found none"):
+    with pytest.raises(ArtifactError, match="or a model folder, found none"):
         train(config)
 
 
@@ -401,6 +418,24 @@ def test_where_modes_are_unknown_only_agents_and_steps_count(items: list[Item]) 
     assert parts["step"].item() > 0
 
 
+def test_the_mode_level_is_not_asked_for_modes_of_agents_who_never_speak(items: list[Item]) -> None:
+    torch.manual_seed(0)
+    model, batch = Network(TINY).eval(), collate(items)
+    logits: BagLogits = model(*batch.bags)
+    silent = int((batch.mode[0] == 0).nonzero()[0])
+    mode = batch.mode.clone()
+    mode[0, silent] = 1.0
+    wished = logits.mode.clone()
+    wished[0, silent] = 50.0
+    lost = batch._replace(mode=mode)
+    before, after = (
+        compute_loss(logits._replace(mode=mode), lost, model.error_bank, LossConfig())[1]["mode"]
+        for mode in (logits.mode, wished)
+    )
+    assert before.item() == pytest.approx(after.item())
+    assert before.item() > 0
+
+
 def test_a_masked_channel_is_blank_for_a_whole_bag(items: list[Item]) -> None:
     torch.manual_seed(0)
     config = make_config(Path(), Path("out"), channel_dropout=1.0)
@@ -416,7 +451,7 @@ def test_a_masked_channel_is_blank_for_a_whole_bag(items: list[Item]) -> None:
 def make_lexicon() -> Lexicon:
     rows = bagger().vocabulary + BIGRAM_ROWS
     rng = np.random.default_rng(0)
-    table = rng.standard_normal((rows, M)).astype(np.float16)
+    table = rng.standard_normal((rows, M)).astype(np.float32)
     return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table)
 
 
@@ -438,7 +473,7 @@ def test_items_and_bags_are_scored_alike(tmp_path: Path) -> None:
         make_item(Example(r, ()), b, cache, sigma=0.0) for r, b in zip(runs, bags, strict=True)
     ]
     for item in items:
-        item.wide = lexicon(*item.bag)
+        item.wide = lexicon(item.words, len(item.agent_index))
     by_bag = TorchScorer(encoder, model, lexicon)(bags)
     for batch_size in (1, 32):
         by_item = score_items(model, items, batch_size=batch_size)
@@ -449,5 +484,5 @@ def test_items_and_bags_are_scored_alike(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_missing_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="expected a model folder, found none"):
+    with pytest.raises(ArtifactError, match="or a model folder, found none"):
         load_trained(tmp_path / "none")

@@ -6,9 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny import count_words
 
-from dcl.lexical import BIGRAM_ROWS, Lexicon, count_words, weigh_words
-from dcl.wide import TaggedWords, document_rows, fit_idf, fit_table, stack_documents
+from dcl.lexical import BIGRAM_ROWS, Document, Lexicon, Words, weigh_words
+from dcl.wide import fit_idf, fit_table, stack_documents
 
 VOCABULARY = 12
 V = VOCABULARY + BIGRAM_ROWS
@@ -16,23 +17,26 @@ V = VOCABULARY + BIGRAM_ROWS
 
 def make_bags(
     count: int, *, modes: int = 2, seed: int = 0
-) -> tuple[list[TaggedWords], list[NDArray[np.float32]]]:
+) -> tuple[list[Words], list[NDArray[np.float32]]]:
     """Bags of two agents; saying token m is failing in mode m, the rest is noise."""
     rng = np.random.default_rng(seed)
     bags, targets = [], []
     for _ in range(count):
-        agents = np.array([0, 1, 0], dtype=np.int64)
-        turns = [rng.integers(modes, VOCABULARY, 6).astype(np.int32) for _ in agents]
+        turns = [rng.integers(modes, VOCABULARY, 6).tolist() for _ in range(3)]
         target = (rng.random((2, modes)) < 0.4).astype(np.float32)
         for agent, mode in np.argwhere(target):
-            turns[agent] = np.append(turns[agent], np.int32(mode))
-        bags.append((count_words(turns, VOCABULARY), agents))
+            turns[agent].append(int(mode))
+        bags.append(count_words(turns, (0, 1, 0), VOCABULARY))
         targets.append(target)
     return bags, targets
 
 
+def documents_of(bags: list[Words]) -> list[Document]:
+    return [document for words in bags for document in words]
+
+
 def fit(
-    bags: list[TaggedWords],
+    bags: list[Words],
     targets: list[NDArray[np.float32]],
     *,
     strength: float = 4.0,
@@ -40,20 +44,17 @@ def fit(
     iterations: int = 60,
 ) -> Lexicon:
     """The wide half of these bags."""
-    idf = fit_idf(bags, V, least=least)
-    documents, labels = stack_documents(bags, idf), np.concatenate(targets)
-    return Lexicon(idf, fit_table(documents, labels, strength=strength, iterations=iterations))
+    documents = documents_of(bags)
+    idf = fit_idf(documents, V, least=least)
+    stacked, labels = stack_documents(documents, idf), np.concatenate(targets)
+    return Lexicon(idf, fit_table(stacked, labels, strength=strength, iterations=iterations))
 
 
 def test_document_frequencies_follow_a_slow_loop() -> None:
     bags, _ = make_bags(8)
-    documents = [
-        {int(row) for t, row in zip(words.turn, words.row, strict=True) if agents[t] == agent}
-        for words, agents in bags
-        for agent in (0, 1)
-    ]
-    frequency = Counter(row for document in documents for row in document)
-    idf = fit_idf(bags, V, least=3)
+    documents = documents_of(bags)
+    frequency = Counter(row for document in documents for row in set(document.row.tolist()))
+    idf = fit_idf(documents, V, least=3)
     assert idf.dtype == np.float32
     for row, times in frequency.items():
         slow = 1 + math.log((1 + len(documents)) / (1 + times)) if times >= 3 else 0.0
@@ -62,42 +63,43 @@ def test_document_frequencies_follow_a_slow_loop() -> None:
 
 
 def test_a_rare_n_gram_counts_nothing() -> None:
-    turns = [np.array([0, 1], dtype=np.int32), np.array([1, 1], dtype=np.int32)]
-    words = count_words(turns, VOCABULARY)
-    idf = fit_idf([(words, np.array([0, 1]))], V, least=2)
+    turns = [[0, 1], [1, 1]]
+    idf = fit_idf(count_words(turns, (0, 1), VOCABULARY), V, least=2)
     assert idf[0] == 0
     assert idf[1] > 0
-    alone = fit_idf([(words, np.array([0, 0]))], V, least=2)  # all turns of an agent are one
-    assert not alone.any()
+    alone = fit_idf(count_words(turns, (0, 0), VOCABULARY), V, least=2)
+    assert not alone.any()  # all turns of an agent are one document
+
+
+def test_the_most_frequent_n_grams_are_kept() -> None:
+    documents = count_words([[0, 1, 1], [1, 2], [1, 2], [0, 1]], (0, 1, 2, 3), VOCABULARY)
+    every = fit_idf(documents, V, least=1)
+    assert np.flatnonzero(fit_idf(documents, V, least=1, most=1)).tolist() == [1]
+    few = fit_idf(documents, V, least=1, most=3)
+    assert set(np.flatnonzero(few)) >= {1}
+    assert np.count_nonzero(few) == 3
+    assert np.array_equal(few[few > 0], every[few > 0])
 
 
 def test_documents_are_the_weighed_words_of_agents() -> None:
     bags, _ = make_bags(5)
-    idf = fit_idf(bags, V, least=1)
-    documents = stack_documents(bags, idf)
-    assert documents.shape == (10, V)
-    assert documents.multiply(documents).sum(axis=1) == pytest.approx(np.ones((10, 1)), abs=1e-5)
-    for b, (words, agents) in enumerate(bags):
-        dense = np.zeros((2, V), dtype=np.float32)
-        np.add.at(dense, (agents[words.turn], words.row), weigh_words(words, agents, idf))
-        assert np.allclose(documents[2 * b : 2 * b + 2].toarray(), dense, atol=1e-6)
-
-
-def test_the_rows_of_chosen_bags() -> None:
-    words = count_words([np.array([1], dtype=np.int32)] * 3, VOCABULARY)
-    bags = [(words, np.array(index)) for index in ([0, 0, 0], [0, 1, 2], [0, 1, 0])]
-    assert document_rows(bags, [True, False, True]).tolist() == [True, *[False] * 3, True, True]
+    documents = documents_of(bags)
+    idf = fit_idf(documents, V, least=1)
+    stacked = stack_documents(documents, idf)
+    assert stacked.shape == (10, V)
+    assert stacked.multiply(stacked).sum(axis=1) == pytest.approx(np.ones((10, 1)), abs=1e-5)
+    for n, document in enumerate(documents):
+        dense = np.zeros(V, dtype=np.float32)
+        np.add.at(dense, document.row, weigh_words(document, idf))
+        assert np.allclose(stacked[n].toarray(), dense, atol=1e-6)
 
 
 def test_a_separable_problem_is_separated() -> None:
     bags, targets = make_bags(40)
     lexicon = fit(bags, targets, strength=100.0)
-    assert lexicon.table.dtype == np.float16
-    scores = [
-        lexicon(words, agents)[agents == agent].sum(axis=0)
-        for words, agents in bags
-        for agent in (0, 1)
-    ]
+    assert lexicon.table.dtype == np.float32
+    agents = np.array([0, 1, 0])
+    scores = [lexicon(words, 3)[agents == agent].sum(axis=0) for words in bags for agent in (0, 1)]
     score, label = np.array(scores), np.concatenate(targets)
     for mode in range(2):
         assert score[label[:, mode] == 1, mode].min() > score[label[:, mode] == 0, mode].max()
@@ -113,7 +115,7 @@ def test_without_any_frequent_n_gram_the_wide_half_says_nothing() -> None:
     bags, targets = make_bags(3)
     lexicon = fit(bags, targets, least=99)
     assert not lexicon.idf.any()
-    assert not lexicon(*bags[0]).any()
+    assert not lexicon(bags[0], 3).any()
 
 
 @pytest.mark.parametrize("strength", [0.3, 4.0])
@@ -122,9 +124,10 @@ def test_weights_are_those_of_scikit_learn(strength: float) -> None:
     bags, targets = make_bags(60, seed=3)
     lexicon = fit(bags, targets, strength=strength, iterations=400)
     used = np.flatnonzero(lexicon.idf)
-    documents = stack_documents(bags, lexicon.idf)[:, used].toarray().astype(np.float64)
+    stacked = stack_documents(documents_of(bags), lexicon.idf)
+    documents = stacked[:, used].toarray().astype(np.float64)
     labels = np.concatenate(targets)
     for mode in range(2):
         peer = linear_model.LogisticRegression(C=strength, tol=1e-8, max_iter=5000)
         peer.fit(documents, labels[:, mode])
-        assert np.allclose(lexicon.table[used, mode], peer.coef_[0], atol=1e-2, rtol=0)
+        assert np.allclose(lexicon.table[used, mode], peer.coef_[0], atol=2e-2, rtol=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from dcl.artifact import (
 from dcl.attribution import Calibration
 from dcl.bag import BagMaker
 from dcl.features import FEATURES
-from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.lexical import BIGRAM_ROWS, Lexicon, RunWords, Words, count_turn
 from dcl.taxonomy import MODES
 from dcl.trajectory import Trajectory, Turn
 
@@ -159,10 +159,18 @@ def write_head(file: Path) -> Path:
     return file
 
 
+def count_words(turns: Sequence[Sequence[int]], agents: Sequence[int], vocabulary: int) -> Words:
+    """The documents of a bag from the token ids and the agent of each turn."""
+    run = RunWords()
+    for t, (ids, agent) in enumerate(zip(turns, agents, strict=True)):
+        run.add(t, agent, count_turn(np.array(ids, dtype=np.int32), vocabulary))
+    return run.documents
+
+
 def make_lexicon(weight: float = 9.0) -> Lexicon:
     """Whoever says `wrong` fails in mode 5."""
     rows = make_tokenizer().get_vocab_size() + BIGRAM_ROWS
-    table = np.zeros((rows, len(MODES)), dtype=np.float16)
+    table = np.zeros((rows, len(MODES)), dtype=np.float32)
     table[make_tokenizer().token_to_id("wrong"), 5] = weight
     return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table)
 

@@ -111,7 +111,7 @@ def trained(
     rows = len(WORDS) + BIGRAM_ROWS
     lexicon = Lexicon(
         idf=np.ones(rows, dtype=np.float32),
-        table=rng.normal(size=(rows, len(MODES))).astype(np.float16),
+        table=rng.normal(size=(rows, len(MODES))).astype(np.float32),
     )
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()

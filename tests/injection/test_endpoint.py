@@ -60,6 +60,14 @@ def test_a_lasting_fault_is_an_error_and_never_a_text(fault: str) -> None:
             model.complete(ASK, temperature=0)
     assert "127.0.0.1" in str(caught.value)
     assert KEY not in str(caught.value)
+    assert len(server.requests) == 2  # the client's tries and ours are not multiplied
+
+
+def test_a_key_that_is_refused_is_not_tried_again() -> None:
+    with serve("refused") as server, pytest.raises(ModelError, match="status 401") as caught:
+        endpoint(server).complete(ASK, temperature=0)
+    assert len(server.requests) == 1
+    assert KEY not in str(caught.value)
 
 
 def test_bytes_that_trickle_run_into_the_timeout() -> None:

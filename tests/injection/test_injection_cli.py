@@ -26,6 +26,9 @@ runner = CliRunner()
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "injection").glob("*.yaml")), ids=str)
 def test_every_published_configuration_is_one(file: Path) -> None:
+    if file.stem == "frameworks":
+        for package in ("autogen_agentchat", "smolagents", "langgraph", "agents"):
+            pytest.importorskip(package)
     config = load_config(file, {"out": "elsewhere", "workers": 1})
     assert (config.out, config.workers) == ("elsewhere", 1)
 

@@ -8,7 +8,7 @@ import pytest
 import dcl
 from injection.endpoint import EndpointConfig
 from injection.plans import PlanConfig
-from injection.records import RECORDS, Store
+from injection.records import RECORDS
 from injection.run import RunConfig, collect
 
 pytestmark = pytest.mark.llm
@@ -37,13 +37,11 @@ def test_a_real_model_goes_through_from_end_to_end(
         plans=PlanConfig(per_task=2, max_faults=1, benign=1),
         workers=1,
     )
-    counts = collect(config)
-    outcomes = Store(tmp_path).outcomes()
-    groups = [outcome for id, outcome in outcomes.items() if id.startswith("group-")]
-    assert len(groups) == 6  # what a weak model cannot do is counted
-    assert set(groups) <= {"clean_right", "clean_wrong"}
+    found = collect(config)
+    assert found.clean.total() == 6  # what a weak model cannot do is counted
+    assert set(found.clean) <= {"clean_right", "clean_wrong"}
     records = list(dcl.read_examples(tmp_path / RECORDS))
-    assert len(records) == counts.get("proved", 0) + counts.get("benign", 0)
+    assert len(records) == found.plans["proved"] + found.plans["benign"]
     for example in records:
         assert example.clean is not None
         for fault in example.faults or ():

@@ -19,7 +19,8 @@ from dcl.taxonomy import ErrorMode
 from injection.manipulator import Injection, Strategy
 from injection.plans import Plan, PlanConfig
 from injection.proof import Proof
-from injection.records import LEDGER, RECORDS, Store, align, make_record
+from injection.records import LEDGER, RECORDS, Store, align, make_record, tally
+from injection.report import summarise, write_report
 from injection.run import RunConfig, collect
 from injection.systems import Debate, MacNet
 
@@ -140,6 +141,29 @@ def test_a_line_torn_at_any_byte_is_cut_off_and_written_again(tmp_path: Path) ->
         assert {r["id"] for r in read(tmp_path, LEDGER)} == {"a", "b"}
 
 
+def test_failures_are_counted_until_they_are_made_good(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.add("failed-group-a", "no_clean_run", group="s/b/a")
+    store.add("failed-plan", "no_reply", group="s/b/c")
+    store.add("group-b", "clean_wrong", group="s/b/b")
+    found = tally(store.outcomes())
+    assert found.plans == {"no_reply": 1}
+    assert found.clean == {"no_clean_run": 1, "clean_wrong": 1}
+    assert summarise(found, Path("out")) == (
+        "0 proved records of 1 plans in out\nno_reply 1\n"
+        "0 of 2 clean runs are right, 1 without a usable reply"
+    )
+    report = write_report(tmp_path)
+    assert "| no_clean_run | 1 |" in report
+    assert "| no_reply | 1 |" in report
+    assert "| s | 0.0 % [0.0, 79.3] of 1 |" in report
+    store.add("group-a", "clean_right", group="s/b/a")
+    store.add("plan", "still_right", group="s/b/c")
+    found = tally(store.outcomes())
+    assert found.plans == {"still_right": 1}
+    assert found.clean == {"clean_right": 1, "clean_wrong": 1}
+
+
 def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / LEDGER).write_text("{}}\n")
     with pytest.raises(ConfigError, match="expected JSON on every line"):
@@ -150,7 +174,7 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
         Store(file)
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "systems": ("llm_debate", "macnet_chain", "orchestrator", "manager"),
     "tasks_per_file": 2,
     "plans": PlanConfig(per_task=3),
@@ -158,14 +182,15 @@ SMALL = {
 
 
 def small(out: Path, workers: int = 1) -> RunConfig:
-    return RunConfig(out=str(out), workers=workers, **SMALL)  # type: ignore[arg-type]
+    return RunConfig(out=str(out), workers=workers, **SMALL)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("undisturbed")
-    counts = collect(small(out))
-    assert counts["proved"] > 10
+    found = collect(small(out))
+    assert found.plans["proved"] > 10
+    assert found.clean["clean_right"] > 10
     return in_order(out)
 
 
@@ -187,14 +212,17 @@ CHILD = """
 import sys
 from injection.plans import PlanConfig
 from injection.run import RunConfig, collect
-collect(RunConfig(out=sys.argv[1], workers=1, tasks_per_file=2, plans=PlanConfig(per_task=3),
-    systems=("llm_debate", "macnet_chain", "orchestrator", "manager")))
+if __name__ == "__main__":
+    collect(RunConfig(out=sys.argv[1], workers=int(sys.argv[2]), tasks_per_file=2,
+        plans=PlanConfig(per_task=3),
+        systems=("llm_debate", "macnet_chain", "orchestrator", "manager")))
 """
 
 
-def start(out: Path) -> subprocess.Popen[bytes]:
+def start(out: Path, workers: int = 1, **options: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(out)], env=environment)
+    arguments = [sys.executable, "-c", CHILD, str(out), str(workers)]
+    return subprocess.Popen(arguments, env=environment, **options)
 
 
 def grown(out: Path, size: int) -> bool:
@@ -229,6 +257,21 @@ def test_killing_it_again_and_again_changes_nothing(
     undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     kill_often(tmp_path, 4, seed=1)
+    assert in_order(tmp_path) == undisturbed
+
+
+def test_no_worker_outlives_a_run_that_is_killed(
+    undisturbed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    child = start(tmp_path, 2, stdout=subprocess.PIPE)
+    while child.poll() is None and not grown(tmp_path, 0):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.stdout is not None
+    assert child.stdout.read() == b""  # ends only when the last process that holds it is gone
+    child.wait(timeout=60)
+    child.stdout.close()
+    assert start(tmp_path).wait(timeout=300) == 0
     assert in_order(tmp_path) == undisturbed
 
 

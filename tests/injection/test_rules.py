@@ -12,6 +12,7 @@ from worlds import CODE, PEER, PLAN, REVIEW, STORY, WORK, scene
 
 from dcl.taxonomy import MODES, ErrorMode
 from injection.anatomy import carry_on, compute, dissect, find_flaw, join, stated_answer
+from injection.asides import ASIDES
 from injection.checkers import find_code
 from injection.errors import AttackError
 from injection.instructions import find_order, order_for
@@ -34,22 +35,22 @@ def has_check(text: str) -> bool:
 WORKED: dict[str, Property] = {
     # The steps stay, the answer has another form than the whole number that was asked for.
     "FM-1.1": lambda t: values_of(t) == values_of(WORK) and stated_answer(t) == "210",
-    # Speaks for somebody else and hands nothing in.
-    "FM-1.2": lambda t: "Assistant2" in t and not stated_answer(t) and not values_of(t),
+    # A verdict on somebody else's work, and nothing handed in.
+    "FM-1.2": lambda t: "of Assistant2" in t and not stated_answer(t) and "[Agree]" in t,
     # One step more, which applies the last operation to its own result.
     "FM-1.3": lambda t: "211 - 24 = 187" in t and stated_answer(t) == "187",
     # No value of an earlier step is left.
     "FM-1.4": lambda t: (
         not {"195", "235"} & set(re.findall(r"\d+", t)) and stated_answer(t) == "-24"
     ),
-    # No answer, and more to come.
-    "FM-1.5": lambda t: not stated_answer(t) and bool(re.search("round|pass", t)),
+    # No answer, and the steps begin again.
+    "FM-1.5": lambda t: not stated_answer(t) and values_of(t)[3:] == values_of(t)[:2],
     # The first settled step again, and its value as the answer.
     "FM-2.1": lambda t: "15 * 13 = 195" in t and stated_answer(t) == "195" and "24" not in t,
     # No figure but the numbers of the steps.
     "FM-2.2": lambda t: not re.search(r"\d", re.sub(r"[Ss]tep \d", "", t)),
     # The answer belongs to another question, which is stated.
-    "FM-2.3": lambda t: "digits of 211" in t and stated_answer(t) == "4",
+    "FM-2.3": lambda t: values_of(t)[:3] == values_of(WORK) and 'Step 4: length of "' in t,
     # The decisive step and the answer are missing, and no word is new.
     "FM-2.4": lambda t: "211" not in t and set(t.split()) <= set(WORK.split()),
     # Nothing of the other agent's is taken up.
@@ -116,16 +117,16 @@ REVIEWED: dict[str, Property] = {
     "FM-1.2": lambda t: "gree]" not in t and bool(stated_answer(t)),
     "FM-1.3": lambda t: t.startswith(REVIEW) and "[Disagree]" in t,
     "FM-1.4": lambda t: "[Disagree]" in t and not re.search(r"\d", t),
-    "FM-1.5": lambda t: "gree]" not in t and bool(re.search("again|as long as", t)),
+    "FM-1.5": lambda t: "gree]" not in t and t.count("235 - 24 = 211") == 2,
     "FM-2.1": lambda t: "15 * 13 = 195" in t and "[Agree]" in t,
-    "FM-2.2": lambda t: "gree]" not in t and not re.search(r"\d", t),
-    "FM-2.3": lambda t: "[Disagree]" in t and bool(re.search("wording|lines", t)),
-    "FM-2.4": lambda t: "gree]" not in t and len(t) < 30,
+    "FM-2.2": lambda t: "gree]" not in t and not re.search(r"\d|Solver", t),
+    "FM-2.3": lambda t: "[Disagree]" in t and 'length of "' in t,
+    "FM-2.4": lambda t: t in ASIDES,
     "FM-2.5": lambda t: "Solver" not in t and "[Disagree]" in t,
     "FM-2.6": lambda t: "235 - 24 = 211" in t and "[Disagree]" in t,
     "FM-3.1": lambda t: "[Agree]" in t and "235" not in t,
     "FM-3.2": lambda t: "[Agree]" in t and "check" not in t.casefold(),
-    "FM-3.3": lambda t: "checked" in t and "[Disagree]" in t and "235 - 24 = 211" not in t,
+    "FM-3.3": lambda t: "does not hold: " in t and "[Disagree]" in t and "235 - 24 = 211" not in t,
 }
 
 
@@ -142,7 +143,7 @@ PLANNED: dict[str, Property] = {
     "FM-1.2": lambda t: "Calculator" not in t,
     "FM-1.3": lambda t: t.rstrip().endswith("4. Calculator: {2} - 24"),
     "FM-1.4": lambda t: t == "1. Calculator: 0 - 24",
-    "FM-1.5": lambda t: t.startswith(PLAN) and "begin again" in t,
+    "FM-1.5": lambda t: t.startswith(PLAN) and "\n4. Calculator: 15 * 13\n" in t,
     "FM-2.1": lambda t: t.count("15 * 13") == 2 and "24" not in t,
     "FM-2.2": lambda t: "13" not in t and "24" not in t,
     "FM-2.3": lambda t: "3. Calculator: length of" in t,
@@ -304,3 +305,11 @@ def test_ignoring_others_needs_others() -> None:
         Rules().inject(
             alone, ErrorMode.FM_2_5, Scene(STORY, (), (), random.Random(0), "Assistant1")
         )
+
+
+def test_asides_say_nothing() -> None:
+    for aside in ASIDES:
+        assert {part.kind for part in dissect(aside)} == {"prose"}
+        assert not stated_answer(aside)
+        assert not re.search(r"\d|\[|check|test|\banswer", aside, re.IGNORECASE)
+    assert len(set(ASIDES)) == len(ASIDES)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ def test_what_is_not_allowed_fails(source: str, problem: str) -> None:
     tested = run_tests(source, QUICK)
     assert not tested.passed
     assert problem in tested.problem or "ended early" in tested.problem
+
+
+def test_a_number_of_a_process_that_has_ended_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, signal: killed.append(group))
+    assert run_tests("x = 1", QUICK).passed
+    assert not run_tests("assert 0", QUICK).passed
+    assert killed == []
 
 
 def test_nothing_is_changed_outside_the_folder(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
+import re
 from pathlib import Path
 
 import pytest
 
 from dcl.errors import ConfigError, TraceError
+from dcl.splits import hash_question
 from injection.checkers import check
 from injection.english import solve
 from injection.tasks import Task, own_tasks, read_tasks
@@ -78,3 +81,44 @@ def test_tasks_are_told_apart_and_limited() -> None:
     names = [(task.benchmark, task.id) for task in own_tasks()]
     assert len(set(names)) == len(names)
     assert len(own_tasks(1)) == 6
+
+
+def test_a_question_has_one_hash_however_it_is_put_to_a_system(tmp_path: Path) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS.values()))
+    tasks = {task.benchmark: task for task in read_tasks(file)}
+    assert tasks["HumanEval"].question_hash == hash_question("def f(x):")
+    assert tasks["SciBench"].question_hash == hash_question(" p ")
+    assert tasks["GSM8K"].question_hash == hash_question(tasks["GSM8K"].question)
+
+
+@pytest.mark.data
+def test_published_questions_have_the_hashes_of_aegis(data_dir: Path, tmp_path: Path) -> None:
+    rows, hashes = [], []
+    with lzma.open(data_dir / "aegis" / "train.jsonl.xz", "rt") as stream:
+        for line in stream:
+            record = json.loads(line)
+            row = as_published(record["input"]["query"], record["metadata"].get("benchmark"))
+            if row is not None:
+                rows.append(row)
+                hashes.append(record["metadata"]["question_hash"])
+    file = tmp_path / "published.json"
+    file.write_text(json.dumps(rows))
+    assert len(set(hashes)) > 1200
+    assert [task.question_hash for task in read_tasks(file)] == hashes
+
+
+def as_published(query: str, benchmark: str | None) -> dict[str, object] | None:
+    """The row of the publisher's file that a question of AEGIS comes from."""
+    if benchmark == "MMLU":
+        head, _, tail = query.partition(
+            "\n\nChoose the correct answer from the following options:\n"
+        )
+        stem = head.removeprefix("The following is a multiple-choice question:\n")
+        options = re.split(r"(?:^|\n)\([A-J]\) ", tail)[1:]
+        return {"question": stem, "options": options, "answer_index": 0} if options else None
+    if benchmark == "HumanEval":
+        return {"task_id": "x", "prompt": query, "test": "t", "entry_point": "f"}
+    if benchmark == "GAIA":
+        return {"task_id": "x", "Question": query, "Final answer": "1"}
+    return {"problem_text": query, "answer_number": "1", "unit": "m"}

@@ -1,0 +1,195 @@
+"""The ladder: what each model costs a turn and on disk, beside what it finds.
+
+Costs are those of `benchmarks.turncost`, scores those of `benchmarks.evaluate`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.evaluate import MODEL, EvaluateConfig, evaluate
+from benchmarks.metrics import Interval
+from benchmarks.runs import Part
+from benchmarks.tables import markdown_lines, show_share
+from benchmarks.turncost import measure
+from dcl.artifact import read_manifest
+from dcl.runtime import load
+
+FAULTS = {"pair_micro_f1": "pair µF1", "error_micro_f1": "error µF1", "agent_micro_f1": "agent µF1"}
+"""Scores on runs with several faults, with their titles."""
+STEPS = {"agent_accuracy": "agent", "step_accuracy": "step"}
+"""Scores on runs with one fault and a labelled step, with their titles."""
+FLOORS = ("tfidf", "most-talking", "first-code")
+"""Floors that stand beside the models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderConfig:
+    """What to compare, and on what.
+
+    Args:
+        models: Folder of each model by its name, dearest first.
+        faults: Logs of runs with several faults; test questions are scored.
+        steps: Logs of runs with one fault and a labelled step.
+        train: Logs that the word floor learns from.
+        cache: Folder that keeps the fitted word floor; None keeps nothing.
+        turns: Turns of the run whose last one is timed; > 1.
+        tokens: Size of these turns, give or take a tenth.
+        repeats: New turns that are timed; > 0.
+        resamples: Resamples of the bootstrap; > 0.
+    """
+
+    models: Mapping[str, Path]
+    faults: tuple[Path, ...]
+    steps: tuple[Path, ...]
+    train: tuple[Path, ...]
+    cache: Path | None = None
+    turns: int = 20
+    tokens: int = 128
+    repeats: int = 100
+    resamples: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One model or floor.
+
+    Args:
+        name: Its name.
+        turn_ms: Median time of a new turn, text in and findings out; None of a floor.
+        encoder_ms: Median time of one encoder call on such a turn; None of a floor.
+        megabytes: Size of its files; None of a floor.
+        scores: Interval by score, a share.
+    """
+
+    name: str
+    turn_ms: float | None
+    encoder_ms: float | None
+    megabytes: float | None
+    scores: Mapping[str, Interval]
+
+
+def climb(config: LadderConfig) -> Iterator[Rung]:
+    """Measure the models, then the floors.
+
+    Raises:
+        ConfigError: If an option is wrong, or a log holds no labelled run.
+        TraceError: If a log cannot be read.
+        ArtifactError: If a model cannot be loaded.
+    """
+    floors: dict[str, dict[str, Interval]] = {name: {} for name in FLOORS}
+    for number, (name, folder) in enumerate(config.models.items()):
+        wanted = (MODEL, *FLOORS) if number == 0 else (MODEL,)  # floors are the same every time
+        scores = _score(config, folder, wanted)
+        for floor in wanted[1:]:
+            floors[floor] = scores[floor]
+        attributor = load(folder, threads=1)
+        (cost,) = measure(
+            attributor,
+            config.steps,
+            lengths=[config.turns],
+            tokens=config.tokens,
+            repeats=config.repeats,
+        )
+        yield Rung(name, cost.turn_ms, cost.encoder_ms, _size(folder), scores[MODEL])
+    for name, found in floors.items():
+        yield Rung(name, None, None, None, found)
+
+
+def _score(
+    config: LadderConfig, folder: Path, wanted: tuple[str, ...]
+) -> dict[str, dict[str, Interval]]:
+    """Scores of predictors, the model of this folder among them, by name."""
+    scores: dict[str, dict[str, Interval]] = {name: {} for name in wanted}
+    parts: tuple[tuple[tuple[Path, ...], Part, bool, Mapping[str, str]], ...] = (
+        (config.faults, "test", False, FAULTS),
+        (config.steps, "all", True, STEPS),
+    )
+    for data, split, single, kept in parts:
+        report = evaluate(
+            EvaluateConfig(
+                data=data,
+                predictors=wanted,
+                model=folder,
+                split=split,
+                train=config.train,
+                single_fault=single,
+                cache=config.cache,
+                resamples=config.resamples,
+            )
+        )
+        for row in report.tables["kept"]:
+            found = {key: row.scores[key] for key in kept if key in row.scores}
+            scores[row.predictor].update(found)
+    return scores
+
+
+def to_markdown(rungs: Sequence[Rung]) -> str:
+    """A table for people, scores in percent with 95 % intervals."""
+    head = ["", "ms a turn", "encoder ms", "MB", *FAULTS.values(), *STEPS.values()]
+    body = [
+        [
+            rung.name,
+            *(
+                "" if number is None else f"{number:.{digits}f}"
+                for number, digits in (
+                    (rung.turn_ms, 2),
+                    (rung.encoder_ms, 2),
+                    (rung.megabytes, 1),
+                )
+            ),
+            *(
+                show_share(rung.scores[key]) if key in rung.scores else ""
+                for key in (*FAULTS, *STEPS)
+            ),
+        ]
+        for rung in rungs
+    ]
+    return "\n".join(markdown_lines(head, body)) + "\n"
+
+
+def draw(rungs: Sequence[Rung], file: Path) -> None:
+    """Draw scores over the time of a turn; floors are lines, areas are sizes on disk.
+
+    Args:
+        rungs: Models and floors.
+        file: Where, in one step; its ending names the format.
+    """
+    figure = Figure(figsize=(10.0, 4.2), layout="constrained")
+    panels = {"pair_micro_f1": "tfidf", **dict.fromkeys(STEPS, "first-code")}
+    for axes, (score, floor) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        _draw_score(axes, rungs, score, floor)
+    part = file.with_suffix(".part")
+    figure.savefig(part, format=file.suffix.removeprefix("."))
+    os.replace(part, file)
+
+
+def _draw_score(axes: Axes, rungs: Sequence[Rung], score: str, floor: str) -> None:
+    """One score of all models over the time of a turn, and that of one floor."""
+    for rung in rungs:
+        if score not in rung.scores:
+            continue
+        value, low, high = (100 * number for number in rung.scores[score])
+        if rung.turn_ms is not None and rung.megabytes is not None:
+            bar = axes.errorbar(rung.turn_ms, value, [[value - low], [high - value]], capsize=2)
+            colour = bar[0].get_color()
+            axes.scatter(rung.turn_ms, value, s=12 * rung.megabytes, color=colour, alpha=0.6)
+            axes.annotate(rung.name, (rung.turn_ms, value), (8, 6), textcoords="offset points")
+        elif rung.name == floor:
+            axes.axhline(value, linestyle="--", color="grey")
+            axes.annotate(rung.name, (0.02, value), xycoords=("axes fraction", "data"), va="bottom")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("a new turn of 128 tokens, ms on one thread")
+    axes.set_ylabel(f"{(FAULTS | STEPS)[score]}, %")
+
+
+def _size(folder: Path) -> float:
+    """Megabytes of the files of a model."""
+    return sum(entry["bytes"] for entry in read_manifest(folder)["files"].values()) / 1e6

@@ -1,0 +1,88 @@
+"""Arguments and options that several commands of the command line share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dcl.formats import FORMATS
+from dcl.shipped import SHIPPED, find_model
+
+
+class Output(str, Enum):
+    """What `--output` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+class Engine(str, Enum):
+    """What `--engine` takes."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+def check_format(value: str) -> str:
+    """The name of a format.
+
+    Raises:
+        typer.BadParameter: If there is none of this name; the message names them all.
+    """
+    if value not in ("auto", *FORMATS):
+        raise typer.BadParameter(f"expected auto, {', '.join(FORMATS)}; got {value!r}")
+    return value
+
+
+def check_prob(value: float | None) -> float | None:
+    """A probability; the range check of typer lets NaN pass.
+
+    Raises:
+        typer.BadParameter: If it is not from 0 to 1.
+    """
+    if value is not None and not 0 <= value <= 1:
+        raise typer.BadParameter(f"expected a probability from 0 to 1, got {value}")
+    return value
+
+
+Paths = Annotated[
+    list[str], typer.Argument(metavar="FILE|FOLDER|-...", help="Logs; - is standard input.")
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"Format of the logs: auto, {', '.join(FORMATS)}.",
+        callback=check_format,
+    ),
+]
+BASE = find_model("base")
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="NAME|DIR",
+        parser=find_model,
+        help=f"{', '.join(SHIPPED)}, or a model folder; without it, base.",
+    ),
+]
+ModelFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="[NAME|DIR]", parser=find_model, help=f"{', '.join(SHIPPED)}, or a model folder."
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write there; the file appears when whole.")
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Take the N likeliest faults, no threshold."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Turns encoded side by side; without it, all cores."),
+]
