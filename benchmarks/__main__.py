@@ -237,7 +237,10 @@ def latency_command(
         Path | None, typer.Option(help="Folder of a small language model that judges, too.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Of each contender.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="How often all are asked.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all are asked.")] = 3,
+    growth: Annotated[
+        bool, typer.Option(help="Show how cost grows, too, as the command of that name does.")
+    ] = True,
     clock: Annotated[
         Clock, typer.Option(help="cpu where other processes want the same cores.")
     ] = Clock.WALL,
@@ -264,6 +267,9 @@ def latency_command(
         if out is not None:
             out.write_text(json.dumps(to_json(report), indent=2) + "\n", encoding="utf-8")
         typer.echo(to_table(report), nl=False)
+    if growth:
+        typer.echo()
+        growth_command(data, model=model)
 
 
 @app.command("breakdown")

@@ -30,7 +30,7 @@ from dcl.bag import BagMaker
 from dcl.errors import ConfigError
 from dcl.formats import read_trajectories
 from dcl.runtime import count_cores, load_bagger
-from export.encoder import find_source
+from dcl.turn_encoder import find_source
 
 BASELINE = "int8, batches of 8"
 """Contender that ratios are to."""
@@ -63,7 +63,7 @@ class LatencyConfig:
     source: str = "minilm"
     llm: Path | None = None
     threads: int = 1
-    rounds: int = 5
+    rounds: int = 3
     sizes: tuple[int, ...] = (32, 128, 256, 512)
     runs: tuple[int, ...] = (10, 100)
     turns: int = 20
@@ -214,7 +214,7 @@ def measure(config: LatencyConfig) -> LatencyReport:
             worker.close()
     # Processor time is that of all threads, so speeds are then those of one.
     cores = config.threads if config.clock == "wall" else 1
-    _compare(list(rows.values()), rounds, cores)
+    compare(list(rows.values()), rounds, cores)
     machine = {
         **describe_machine(),
         "threads": config.threads,
@@ -303,7 +303,7 @@ def _measure_round(
     return Round(meter(), sum(longest), work)
 
 
-def _compare(rows: Sequence[Row], rounds: Sequence[Round], cores: int) -> None:
+def compare(rows: Sequence[Row], rounds: Sequence[Round], cores: int) -> None:
     """Fill in ratios and shares, round by round."""
     base = next((row.tokens_per_s for row in rows if row.name == BASELINE), None)
     for row in rows:

@@ -10,9 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.contenders import Setup
+from dcl.artifact import ENCODER, TOKENIZER, open_encoder, write_artifact
 from dcl.errors import ConfigError
 from dcl.formats import read_examples, read_trajectories
-from export.encoder import export_encoder
+from dcl.turn_encoder import find_source, load_source
+from export.encoder import FP32, draw_tokens, export_encoder
 from export.qdq import draw_turns
 
 _RUNS = 300
@@ -27,6 +29,8 @@ def make_encoders(setup: Setup, data: Sequence[Path]) -> None:
     """
     if not setup.int8.exists():
         export_encoder(setup.source, setup.int8)
+    if not setup.fused.exists():
+        export_fused(Path(setup.source), setup.int8, setup.fused)
     if not setup.static.exists():
         runs = (run for path in data for run in islice(read_trajectories(path), _RUNS))
         export_encoder(setup.source, setup.static, turns=draw_turns(runs), keep_fp32=True)
@@ -57,6 +61,40 @@ def make_materials(setup: Setup, data: Sequence[Path]) -> dict[str, str]:
             except ImportError as error:
                 problems[place.name] = " ".join(str(error).split())
     return problems
+
+
+def export_fused(source: Path, encoder: Path, folder: Path) -> None:
+    """The encoder as public tools make it: fused for onnxruntime, weights in int8 by channel.
+
+    Args:
+        source: Folder of a sentence-transformers model.
+        encoder: Folder of the same encoder, whose tokenizer and window are taken.
+        folder: Where; it appears when whole.
+    """
+    import onnx_ir as ir
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    from export.graph import silence, to_onnx
+
+    place = open_encoder(encoder)
+    longest = place.window.head + place.window.tail + 2
+    model = load_source(find_source(str(source)), longest=longest)
+    ids = draw_tokens(model, 3, 20, seed=0)
+    inputs = {name: (each, ("B", "L")) for name, each in (("ids", ids), ("mask", ids * 0 + 1))}
+    program = to_onnx(model, inputs, ["vec"], limits={"L": model.limit})
+
+    def write_files(part: Path) -> None:
+        shutil.copy(encoder / TOKENIZER, part / TOKENIZER)
+        with silence():
+            optimize_for_ort(program.model)
+            ir.save(program.model, part / FP32)
+            quantize_dynamic(
+                part / FP32, part / ENCODER, weight_type=QuantType.QInt8, per_channel=True
+            )
+        (part / FP32).unlink()
+
+    write_artifact(folder, write_files, window=place.window, notes={})
 
 
 def export_plain(source: Path, folder: Path, *, tokens: int) -> None:

@@ -79,7 +79,7 @@ def open_engine(name: EngineName, file: Path, *, threads: int = 1) -> Engine:
 def choose_engine(manifest: Mapping[str, Any], wanted: EngineName | None = None) -> EngineName:
     """The engine for the encoder of a model.
 
-    A graph of static int8 (`python -m export static-int8`) runs on both engines. Unless one is
+    A graph of static int8 (`python -m export renew --static`) runs on both engines. Unless one is
     asked for, OpenVINO takes such a graph where it is installed and the processor multiplies bytes
     in one instruction; elsewhere its int8 products take longer than those of onnxruntime.
 
@@ -99,7 +99,7 @@ def choose_engine(manifest: Mapping[str, Any], wanted: EngineName | None = None)
     if wanted in ENGINES and wanted not in known:
         raise ArtifactError(
             f"engine: expected a model whose encoder was checked on {wanted}; make one with "
-            "`python -m export static-int8`"
+            "`python -m export renew --static`"
         )
     return wanted
 

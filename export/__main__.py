@@ -1,4 +1,4 @@
-"""The command line: `python -m export encoder | static | convert | static-int8`.
+"""The command line: `python -m export encoder | static | convert | renew`.
 
 Exit codes are those of `dcl`: 2 for wrong usage, 3 for a run that cannot be read, 4 for a model
 that is missing, damaged, or did not pass a gate.
@@ -120,22 +120,25 @@ def convert(
         _report(out, HEAD)
 
 
-@app.command("static-int8")
-def static_int8(
+@app.command()
+def renew(
     model: Annotated[Path, typer.Argument(help="Folder that `convert` wrote.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     data: Annotated[list[Path], typer.Option(help="Labelled runs; may be repeated.")],
     source: Annotated[
         str, typer.Option(help="Where the encoder of the model is from, as `encoder` takes it.")
     ] = "minilm",
-    points: Annotated[float, typer.Option(help="Most points of pair F1 that it may cost.")] = 0.5,
+    static: Annotated[
+        bool, typer.Option("--static", help="Write static int8, which runs on any engine.")
+    ] = False,
+    points: Annotated[float, typer.Option(help="Most points of pair F1 that int8 may cost.")] = 0.5,
 ) -> None:
-    """Give an exported model an encoder of static int8, which runs on any engine."""
+    """Export the encoder of a model again, for a newer graph or for another engine."""
     with complain():
-        from export.static_int8 import make_static
+        from export.renew import renew
 
         examples = chain.from_iterable(map(read_examples, data))
-        make_static(model, out, source=source, examples=examples, points=points)
+        renew(model, out, source=source, examples=examples, static=static, points=points)
         _report(out, ENCODER)
 
 

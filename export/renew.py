@@ -1,4 +1,4 @@
-"""A model whose encoder runs on any engine: the same model with the same encoder in static int8."""
+"""The same model with the same encoder, exported anew: with fresh fusions, or in static int8."""
 
 from __future__ import annotations
 
@@ -26,20 +26,27 @@ from export.encoder import FP32, export_encoder
 from export.qdq import draw_turns
 
 
-def make_static(
-    model: Path, out: Path, *, source: str, examples: Iterable[Example], points: float = 0.5
+def renew(
+    model: Path,
+    out: Path,
+    *,
+    source: str,
+    examples: Iterable[Example],
+    static: bool = False,
+    points: float = 0.5,
 ) -> Path:
-    """Give an exported model an encoder of static int8; all is written and checked, or nothing.
+    """Give an exported model its encoder anew; all is written and checked, or nothing.
 
-    Scales come from turns of training questions, and the score that is held against that of the
-    float32 encoder from validation questions.
+    Scales of static int8 come from turns of training questions, and the score that is held against
+    that of the float32 encoder from validation questions.
 
     Args:
         model: Folder of an exported model.
         out: Folder to write; an older model there is replaced.
         source: Where its encoder comes from, as `export.encoder.export_encoder` takes it.
         examples: Labelled runs.
-        points: Most points of pair micro-F1 that static int8 may cost, on every engine.
+        static: Write static int8, which runs on every engine that is installed.
+        points: Most points of pair micro-F1 that int8 may cost, on every engine.
 
     Returns:
         `out`, which `dcl.runtime.load` opens.
@@ -58,14 +65,13 @@ def make_static(
     examples = list(examples)
     chosen = choose_examples(examples, training)
     learned = (e.trajectory for e in examples if find_split(e, training) == "train")
-    turns = draw_turns(learned)
     with tempfile.TemporaryDirectory() as scratch:
         encoder = export_encoder(
             source,
             Path(scratch) / "encoder",
             head=artifact.window.head,
             tail=artifact.window.tail,
-            turns=turns,
+            turns=draw_turns(learned) if static else None,
             keep_fp32=True,
         )
         manifest = read_manifest(encoder)
@@ -84,7 +90,7 @@ def make_static(
         parity = {
             **kept.get("parity", {}),
             **{f"encoder_{name}": found for name, found in manifest["parity"].items()},
-            "static": scores,
+            "int8": scores,
         }
         return write_artifact(
             out,
