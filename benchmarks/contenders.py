@@ -284,7 +284,7 @@ def _llm(setup: Setup) -> Contender:
     def ask(texts: list[str]) -> object:
         said = "\n\n".join(f"{turn.agent}: {turn.content}" for turn in _turns(texts))
         question = f"{said}\n\nWhich agent made a mistake, and in which step? Answer briefly."
-        inputs = tokenizer.apply_chat_template(
+        inputs: Any = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
             add_generation_prompt=True,
             return_tensors="pt",

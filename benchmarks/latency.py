@@ -169,7 +169,7 @@ class Pool:
             raise ConfigError(
                 f"--data: expected five turns of about {tokens} tokens, found {len(close)}"
             )
-        return [self._fresh(i) for i in np.resize(close, number)]
+        return [self._fresh(int(i)) for i in np.resize(close, number)]
 
     def any(self, number: int) -> list[str]:
         """Turns of all sizes as they come, others every time."""

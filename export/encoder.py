@@ -302,7 +302,7 @@ def check_int8(
     """
     windows = read_windows(place, SENTENCES)
     expected = Encoder(fp32)(windows)
-    found = {}
+    found: dict[str, Any] = {}
     for engine in engines:
         cosines = (Encoder(place.path / ENCODER, engine=engine)(windows) * expected).sum(axis=1)
         mean = float(cosines.mean())
