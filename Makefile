@@ -1,6 +1,6 @@
 # make demo   install what users install, and attribute the bundled failing run
 # make test   the whole gate but for the slow tests; CI runs the same
-# make test-autogen test-crewai   the plugs of frameworks that need an environment of their own
+# make test-autogen test-crewai   plugs and systems of frameworks that need an environment of their own
 PYTHON ?= python3
 # Named exactly and first, so that no other package pulls in a GPU build of several gigabytes.
 TORCH ?= torch==2.13.0
@@ -22,12 +22,14 @@ test-all: lint
 
 # What these two pin fits neither each other nor the rest of the development install.
 test-autogen test-crewai: test-%: .venv-%/ready
-	.venv-$*/bin/python -m pytest tests/dcl/plugs/test_$*.py
+	.venv-$*/bin/python -m pytest tests/dcl/plugs/test_$*.py tests/injection/test_frameworks.py
 
-.venv-autogen/ready: FRAMEWORK = "autogen-ext>=0.7"
+# CrewAI pins openai below what [inject] asks for; the version that it brings will do.
+.venv-autogen/ready: FRAMEWORK = -e ".[inject,autogen]" "autogen-ext[openai]>=0.7"
+.venv-crewai/ready: FRAMEWORK = -e ".[crewai]" openai filelock "jsonargparse[signatures]>=4.49"
 .venv-%/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -e ".[$*]" \
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet \
 	  $(FRAMEWORK) "pytest>=8.3" "hypothesis>=6.100"
 	touch $@
 

@@ -69,6 +69,13 @@ def evaluate_command(
             help="One fault is known to exist; if not given, it is for Who&When.",
         ),
     ] = None,
+    injected: Annotated[
+        bool | None,
+        typer.Option(
+            "--injected/--natural",
+            help="How the model reads logs; if not given, as injected faults for AEGIS.",
+        ),
+    ] = None,
     modes: Annotated[
         Path | None, typer.Option(help="Modes of Who&When runs by file number.")
     ] = None,
@@ -94,6 +101,7 @@ def evaluate_command(
         train=tuple(train or ()),
         names=tuple(names),
         single_fault=single_fault,
+        injected=injected,
         modes=modes,
         cache=cache,
         resamples=resamples,

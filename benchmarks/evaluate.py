@@ -53,6 +53,8 @@ class EvaluateConfig:
         names: What is done to the names of agents, one table each.
         single_fault: Whether one fault is known to exist; None means that it is where all runs
             come from Who&When.
+        injected: Whether the model reads logs as those of faults that were injected by prompt; None
+            means that it does where all runs come from AEGIS.
         modes: File with the modes of Who&When runs by file number; None means that they have none.
         cache: Folder that keeps the fitted word floor, by the digest of its training data; None
             fits it every time.
@@ -67,6 +69,7 @@ class EvaluateConfig:
     train: tuple[Path, ...] = ()
     names: tuple[Names, ...] = ("kept",)
     single_fault: bool | None = None
+    injected: bool | None = None
     modes: Path | None = None
     cache: Path | None = None
     resamples: int = 1000
@@ -99,12 +102,14 @@ class Report:
     Args:
         data: Files, digest, number of runs, split: what the scores are of.
         single_fault: Whether predictors named their one best guess.
+        injected: Whether the model read logs as those of injected faults.
         tables: Rows by what was done to names.
         skipped: Why each predictor that was asked for is not in the tables.
     """
 
     data: dict[str, Any]
     single_fault: bool
+    injected: bool
     tables: dict[Names, list[Row]]
     skipped: dict[str, str]
 
@@ -126,7 +131,10 @@ def evaluate(config: EvaluateConfig) -> Report:
     single = config.single_fault
     if single is None:
         single = all(example.origin == "whowhen" for example in examples)
-    predictors, skipped = build_predictors(wanted, config, single=single)
+    injected = config.injected
+    if injected is None:
+        injected = all(example.origin == "aegis" for example in examples)
+    predictors, skipped = build_predictors(wanted, config, single=single, injected=injected)
     return Report(
         data={
             "paths": [str(path) for path in config.data],
@@ -136,6 +144,7 @@ def evaluate(config: EvaluateConfig) -> Report:
             "train": [str(path) for path in config.train],
         },
         single_fault=single,
+        injected=injected,
         tables={
             names: score_all(
                 predictors,
@@ -165,7 +174,7 @@ def choose_predictors(config: EvaluateConfig) -> tuple[str, ...]:
 
 
 def build_predictors(
-    wanted: Sequence[str], config: EvaluateConfig, *, single: bool
+    wanted: Sequence[str], config: EvaluateConfig, *, single: bool, injected: bool
 ) -> tuple[dict[str, Predictor], dict[str, str]]:
     """The predictors, learned floors fitted, and why some of `all` are left out.
 
@@ -188,7 +197,7 @@ def build_predictors(
             built[name] = learned[name]
         elif name == MODEL:
             try:
-                built[name] = _load_model(config.model, single=single)
+                built[name] = _load_model(config.model, single=single, injected=injected)
             except ArtifactError as error:
                 if not lenient or config.model is not None:
                     raise
@@ -247,11 +256,11 @@ def _learn_tfidf(
     return floor
 
 
-def _load_model(folder: Path | None, *, single: bool) -> Predictor:
+def _load_model(folder: Path | None, *, single: bool, injected: bool) -> Predictor:
     """The model behind the interface of the floors."""
     from dcl.runtime import load
 
-    return AttributorPredictor(load(folder), single=single)
+    return AttributorPredictor(load(folder, injected=injected), single=single)
 
 
 def score_all(

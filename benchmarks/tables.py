@@ -40,7 +40,8 @@ def to_markdown(report: Report) -> str:
     guess = "one fault known, best guess" if report.single_fault else "faults over thresholds"
     lines = [
         f"Runs: {data['n']}, split {data['split']}, of {', '.join(data['paths'])}",
-        f"Data sha256: {data['sha256'][:16]}. Decoding: {guess}. In brackets: 95 % intervals, "
+        f"Data sha256: {data['sha256'][:16]}. Decoding: {guess}; read as "
+        f"{'injected' if report.injected else 'natural'} faults. In brackets: 95 % intervals, "
         "bootstrap over runs.",
     ]
     if data["train"]:
@@ -59,6 +60,7 @@ def to_json(report: Report) -> dict[str, Any]:
     return {
         "data": report.data,
         "single_fault": report.single_fault,
+        "injected": report.injected,
         "tables": {
             names: [
                 {

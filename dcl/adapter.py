@@ -54,8 +54,9 @@ class Adapter:
     """Turn scores, agent scores and mode shifts, fitted on labelled runs of one system.
 
     The step logits become `trust * step + columns @ weights`. An agent's logit becomes a linear
-    function of its old one and of the log-odds of the posterior mass on its turns; its pair
-    logits move by as much. Modes move by a constant each.
+    function of its old one and of the log-odds of the posterior mass on its turns. Mode logits
+    become `heed * mode + modes`, and a pair's logit becomes that of its agent with as much of the
+    network's word on the mode: `agent + heed * (pair - old agent) + modes`.
 
     Args:
         columns: Columns of `describe_turns` that it reads, `F` of them.
@@ -65,6 +66,7 @@ class Adapter:
         trust: How much of the network's own step logits stays; 1 is all.
         agent: `(3,)`: constant, weight of the old agent logit, weight of the log-odds.
         modes: `(M,)`, added to mode and pair logits.
+        heed: How much of what the network says of modes stays; 1 is all.
     """
 
     columns: tuple[str, ...]
@@ -74,6 +76,7 @@ class Adapter:
     trust: float
     agent: Floats
     modes: Floats
+    heed: float = 1.0
 
     def __call__(self, logits: Logits, turns: Floats, agent_index: NDArray[np.int64]) -> Logits:
         """Adapted logits of one bag.
@@ -85,13 +88,13 @@ class Adapter:
         """
         step = self.score_turns(logits, turns)
         agent = self.score_agents(logits, step, agent_index)
-        pair = logits.pair + (agent - logits.agent)[:, None] + self.modes
+        pair = agent[:, None] + self.heed * (logits.pair - logits.agent[:, None]) + self.modes
         return replace(
             logits,
             step=step.astype(np.float32),
             agent=agent.astype(np.float32),
             pair=pair.astype(np.float32),
-            mode=(logits.mode + self.modes).astype(np.float32),
+            mode=(self.heed * logits.mode + self.modes).astype(np.float32),
         )
 
     def score_turns(self, logits: Logits, turns: Floats) -> Floats:
@@ -181,6 +184,7 @@ def save_adapter(adapter: Adapter, file: Path) -> None:
         "trust": adapter.trust,
         "agent": adapter.agent.tolist(),
         "modes": {m.value: float(b) for m, b in zip(MODES, adapter.modes, strict=True)},
+        "heed": adapter.heed,
     }
     file.write_text(json.dumps(row, indent=2) + "\n")
 
@@ -211,11 +215,13 @@ def load_adapter(file: Path) -> Adapter:
             trust=float(row["trust"]),
             agent=np.array([float(value) for value in row["agent"]]),
             modes=np.array([float(row["modes"][mode.value]) for mode in MODES]),
+            heed=float(row.get("heed", 1.0)),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"{file}: expected what dcl fit writes: {error}; fit again") from None
     numbers = (adapter.mean, adapter.scale, adapter.weights, adapter.agent, adapter.modes)
-    sound = all(np.isfinite(part).all() for part in numbers) and np.isfinite(adapter.trust)
+    rates = (adapter.trust, adapter.heed)
+    sound = all(np.isfinite(part).all() for part in (*numbers, *rates))
     if not sound or adapter.agent.shape != (3,) or not (adapter.scale > 0).all():
         raise ArtifactError(f"{file}: expected finite numbers and scales over 0; fit again")
     return adapter

@@ -1,4 +1,7 @@
-"""`dcl fit`: a model folder and a few labelled runs in, an adapted model folder and a report out.
+"""A network and labelled runs of other systems in, another reading of logs out, with a report.
+
+`adapt` is `dcl fit`: a few runs of one system. `learn_natural` makes the reading of natural
+failures that ships with a model, from runs of many systems whose decisive step is proved.
 
 The report compares the adapted model with the original on questions that the fit did not see. A
 part that is not better there is taken out again; if nothing is left, the original is kept.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +46,9 @@ FEWEST = 10
 """Labelled runs below which nothing is fitted."""
 LEVELS = ("agent", "step", "pair", "agents over the threshold")
 """What is compared: first guesses, and all agents that are declared."""
+
+MOST_OF_A_SYSTEM = 60
+"""Runs of one system in one set that `learn_natural` looks at, so that none of them leads."""
 
 _ALIKE = 0.7  # share of common words from which on two questions count as one
 _RESAMPLES = 2000
@@ -130,7 +137,8 @@ def adapt(
         raise ConfigError(
             f"expected at least {FEWEST} labelled runs to learn from, got {len(known)}"
         )
-    fitted = Fit(IDENTITY, artifact.calibration, (), frozenset())
+    base = attributor.calibration
+    fitted = Fit(IDENTITY, base, (), frozenset())
     levels: tuple[Level, ...] = ()
     refused: tuple[str, ...] = ()
     groups: list[int] = []
@@ -143,8 +151,9 @@ def adapt(
             observe(attributor, scorer, example, group)
             for example, group in zip(known, groups, strict=True)
         ]
-        fitted, levels, refused = choose_parts(known, runs, artifact.calibration, seed=seed)
-        scorer.adapter = fitted.adapter if fitted.parts else None
+        fitted, levels, refused = choose_parts(known, runs, base, seed=seed)
+        if fitted.parts:
+            scorer.adapters += (fitted.adapter,)
         attributor = Attributor(attributor.bagger, scorer, fitted.calibration)
     calibration, flagged = fitted.calibration, None
     if sound:
@@ -157,7 +166,7 @@ def adapt(
         levels=levels,
         parts=(
             *(part for part in PARTS if part in fitted.parts),
-            *["thresholds"] * (calibration != artifact.calibration),
+            *["thresholds"] * (calibration != base),
         ),
         refused=refused,
         clean=len(sound),
@@ -183,6 +192,90 @@ def observe(
     *turns, task = scorer.encoder([*bag.windows, bag.task])
     logits, columns = scorer.observe(bag, np.stack(turns), task)
     return Observation(group, logits, columns, bag.agent_index, make_targets(example, sigma=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class NaturalReport:
+    """How the reading of natural failures fares on systems that it has not seen.
+
+    Args:
+        runs: Runs that it was fitted on.
+        systems: Systems that they come from.
+        agent: Share of runs whose agent is guessed first, of systems that were held out, 0 to 1.
+        step: The same for the step.
+        before: Both without the reading.
+    """
+
+    runs: int
+    systems: int
+    agent: float
+    step: float
+    before: tuple[float, float]
+
+
+def learn_natural(
+    attributor: Attributor, sets: Sequence[Iterable[Example]], *, seed: int = 0
+) -> tuple[Fit, NaturalReport]:
+    """Learn to read failures of systems of any kind from runs whose decisive step is known.
+
+    All that is chosen is chosen on systems that were held out, as the systems of a user are.
+
+    Args:
+        attributor: The network as it is, with its calibration.
+        sets: Sets of labelled runs; the system of a run is what its metadata calls `framework`,
+            or else where its labels come from.
+        seed: Of the choice of runs and of the folds.
+
+    Raises:
+        ConfigError: If there are too few systems to hold some out.
+    """
+    scorer = attributor.scorer
+    if not isinstance(scorer, OnnxScorer):
+        raise ConfigError("expected an exported model")
+    examples = [e for one in sets for e in _spread_systems(list(one), seed)]
+    names = [_name_system(example) for example in examples]
+    systems = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    if len(systems) < FOLDS:
+        raise ConfigError(
+            f"natural: expected labelled runs of at least {FOLDS} systems, named by "
+            f"metadata.framework, got {len(systems)}"
+        )
+    runs = [
+        observe(attributor, scorer, example, systems[name])
+        for example, name in zip(examples, names, strict=True)
+    ]
+    base = attributor.calibration
+    fitted = fit(runs, base, seed=seed)
+    before = [decode(e.trajectory, r.logits, base) for e, r in zip(examples, runs, strict=True)]
+    levels = {
+        level.name: level
+        for level in compare(examples, before, cross_fit(examples, runs, base, seed=seed))
+    }
+    agent, step = levels["agent"], levels["step"]
+    return fitted, NaturalReport(
+        runs=len(runs),
+        systems=len(systems),
+        agent=agent.after[0],
+        step=step.after[0],
+        before=(agent.before[0], step.before[0]),
+    )
+
+
+def _spread_systems(examples: Sequence[Example], seed: int) -> list[Example]:
+    """Labelled runs, at most `MOST_OF_A_SYSTEM` of each system, drawn at random."""
+    taken: Counter[str] = Counter()
+    chosen = []
+    for i in np.random.default_rng(seed).permutation(len(examples)).tolist():
+        system = _name_system(examples[i])
+        if examples[i].faults is not None and taken[system] < MOST_OF_A_SYSTEM:
+            taken[system] += 1
+            chosen.append(examples[i])
+    return chosen
+
+
+def _name_system(example: Example) -> str:
+    """The system that a run is of."""
+    return str(example.trajectory.metadata.get("framework") or example.origin)
 
 
 def choose_parts(
@@ -346,7 +439,8 @@ def write_adapted(
         out,
         write_files,
         window=artifact.window,
-        calibration=calibration,
+        calibration=artifact.calibration,
+        natural=calibration,
         model=artifact.model,
         training=config["training"],
         notes={**notes, "fit": asdict(report)},

@@ -6,6 +6,7 @@
     head.onnx         turn vectors and channels -> logits       (after export)
     model.safetensors the same network for torch                (before export)
     lexicon.npz       idf and mode weights of the wide half
+    natural.json      the reading of failures that nobody injected  (after export)
     adapter.json      what `dcl fit` learned of one system      (after a fit)
     index.npz         vectors of labelled turns, to show like ones  (after a fit)
     manifest.json     sha256 and size of each file, versions, data digests, scores
@@ -48,7 +49,7 @@ CONFIG, MANIFEST, TOKENIZER, LEXICON = (
     "lexicon.npz",
 )
 ENCODER, HEAD, WEIGHTS, CARD = "encoder.onnx", "head.onnx", "model.safetensors", "MODEL_CARD.md"
-ADAPTER, INDEX = "adapter.json", "index.npz"
+NATURAL, ADAPTER, INDEX = "natural.json", "adapter.json", "index.npz"
 
 _ENCODER_FILES = (CONFIG, TOKENIZER, ENCODER)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -86,7 +87,8 @@ class Artifact:
     Args:
         path: The folder.
         window: Encoder window.
-        calibration: Temperatures and thresholds.
+        calibration: Temperatures and thresholds of the network itself.
+        natural: Those of the reading of natural failures; None where there is none.
         model: Shape of the network, as `dcl.model.ModelConfig` takes it.
         manifest: Content of `manifest.json`.
     """
@@ -94,6 +96,7 @@ class Artifact:
     path: Path
     window: Window
     calibration: Calibration
+    natural: Calibration | None
     model: Mapping[str, Any]
     manifest: Mapping[str, Any]
 
@@ -134,6 +137,7 @@ def open_artifact(path: Path | None = None) -> Artifact:
             path=folder,
             window=Window(**config["window"]),
             calibration=read_calibration(config["calibration"]),
+            natural=read_calibration(config["natural"]) if config.get("natural") else None,
             model=dict(**config["model"]),
             manifest=manifest,
         )
@@ -275,6 +279,7 @@ def write_artifact(
     *,
     window: Window,
     calibration: Calibration | None = None,
+    natural: Calibration | None = None,
     model: Mapping[str, Any] = MappingProxyType({}),
     training: Mapping[str, Any] = MappingProxyType({}),
     notes: Mapping[str, Any],
@@ -286,6 +291,7 @@ def write_artifact(
         write_files: Called with an empty folder; writes the model's own files into it.
         window: Encoder window.
         calibration: Temperatures and thresholds; None for an encoder alone.
+        natural: Those of the reading of natural failures; None where there is none.
         model: Shape of the network.
         training: Resolved training configuration.
         notes: Extra keys of the manifest, such as versions, data digests and scores.
@@ -303,6 +309,7 @@ def write_artifact(
             "features": list(FEATURES),
             "window": asdict(window),
             "calibration": None if calibration is None else asdict(calibration),
+            "natural": None if natural is None else asdict(natural),
             "model": dict(model),
             "training": dict(training),
         }

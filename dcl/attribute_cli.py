@@ -18,7 +18,19 @@ from dcl import __version__, bulk
 from dcl.bulk import Logs, Mark
 from dcl.errors import TraceError
 from dcl.intake import Tally, list_files
-from dcl.options import BASE, Engine, Format, Model, Out, Output, Paths, Threads, TopK, check_prob
+from dcl.options import (
+    BASE,
+    Engine,
+    Format,
+    Injected,
+    Model,
+    Out,
+    Output,
+    Paths,
+    Threads,
+    TopK,
+    check_prob,
+)
 from dcl.process import complain
 from dcl.report import Report
 from dcl.report.gate import Gate
@@ -59,6 +71,7 @@ def attribute(
             help="Exit with 1 on any fault from PROB on, or on this mode, such as FM-2.5:0.7.",
         ),
     ] = None,
+    injected: Injected = False,
     threads: Threads = None,
 ) -> None:
     """Say which agent failed, how, and at which turn."""
@@ -72,12 +85,16 @@ def attribute(
     tally = Tally()
     with ExitStack() as stack:
         if resume:
-            command = {**_identify(files, format, model), **view, "fail_on": fail_on or []}
+            command = {
+                **_identify(files, format, model, injected),
+                **view,
+                "fail_on": fail_on or [],
+            }
             done, write = stack.enter_context(_resumed(_resumable(out, output), command, tally))
         else:
             many = len(paths) > 1 or os.path.isdir(paths[0])
             done, write = stack.enter_context(_whole(out, output or Output.TABLE, many))
-        score = stack.enter_context(_engine(engine, model, threads))
+        score = stack.enter_context(_engine(engine, model, threads, injected))
         reports = _watch(score(Logs(files, format, done), tally), gates, tally)
         write((mark, replace(report, **view)) for mark, report in reports)
     if tally.failed:
@@ -123,7 +140,9 @@ def _resumable(out: Path | None, output: Output | None) -> Path:
     return out
 
 
-def _identify(files: Sequence[str | TraceError], format: str, model: Path | None) -> dict[str, str]:
+def _identify(
+    files: Sequence[str | TraceError], format: str, model: Path | None, injected: bool
+) -> dict[str, str]:
     """What results depend on besides the options that shape them."""
     from dcl.artifact import read_manifest
 
@@ -132,6 +151,7 @@ def _identify(files: Sequence[str | TraceError], format: str, model: Path | None
     return {
         "dcl": __version__,
         "model": f"sha256 {_digest(manifest)}",
+        "reading": "injected" if injected else "natural",
         "files": f"{len(names)}, sha256 {_digest(names)}",
         "format": format,
     }
@@ -143,18 +163,20 @@ def _digest(value: Any) -> str:
 
 
 @contextmanager
-def _engine(engine: Engine, model: Path | None, threads: int | None) -> Iterator[Score]:
+def _engine(
+    engine: Engine, model: Path | None, threads: int | None, injected: bool
+) -> Iterator[Score]:
     """What attributes, here or on a cluster."""
     from dcl.cli import load_model
 
     if engine is Engine.LOCAL:
-        attributor = load_model(model, threads=threads)
+        attributor = load_model(model, threads=threads, injected=injected)
         yield lambda logs, tally: bulk.attribute(attributor, logs.items(), tally)
         return
     from dcl.cluster import connect
 
     cores = threads or 1
-    load = partial(load_model, model, threads=cores)
+    load = partial(load_model, model, threads=cores, injected=injected)
     with connect() as cluster:
         yield lambda logs, tally: bulk.attribute_on(cluster, load, logs, tally, cores=cores)
 

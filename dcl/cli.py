@@ -60,12 +60,13 @@ def root(
     """Which agent failed, how, and at which turn, from the log of a failed multi-agent run."""
 
 
-def load_model(path: Path | None, *, threads: int | None) -> Attributor:
+def load_model(path: Path | None, *, threads: int | None, injected: bool = False) -> Attributor:
     """The model to attribute with; the one seam through which the commands reach it.
 
     Args:
         path: Model folder; None is the one that ships.
         threads: Turns encoded side by side, > 0; None is every core this process may use.
+        injected: As in `dcl.runtime.load`.
 
     Returns:
         A model that is ready to score.
@@ -78,7 +79,7 @@ def load_model(path: Path | None, *, threads: int | None) -> Attributor:
         from dcl.runtime import load
     except ImportError as error:
         raise ConfigError(f"the installation is incomplete: {error}") from None
-    return load(path, threads=threads)
+    return load(path, threads=threads, injected=injected)
 
 
 def main() -> None:

@@ -30,6 +30,8 @@ STRENGTHS = (200.0, 50.0, 12.0, 3.0)
 """Weights of the squared norm that are tried, from strong to weak."""
 TRUSTS = (0.0, 1.0)
 """Shares of the network's step logits that are tried."""
+HEEDS = (1.0, 0.5, 0.25, 0.0)
+"""Shares of the network's mode logits that are tried."""
 AGENT_SHARE = 0.3
 """Weight of the agent beside the step where both are labelled."""
 PARTS = ("turns", "agents", "modes")
@@ -112,12 +114,12 @@ def fit(
     choices, scores = _fit_order(runs, folds, parts)
     turns = average([fit_turns(runs, choice) for choice in choices]) if choices else IDENTITY
     agents = _fit_agents(runs, scores, folds) if "agents" in parts else IDENTITY.agent
-    modes = _fit_modes(runs, folds) if "modes" in parts else IDENTITY.modes
-    adapter = replace(turns, agent=agents, modes=modes)
+    modes, heed = _fit_modes(runs, folds) if "modes" in parts else (IDENTITY.modes, IDENTITY.heed)
+    adapter = replace(turns, agent=agents, modes=modes, heed=heed)
     held_out = [_apply(run, score, adapter) for run, score in zip(runs, scores, strict=True)]
     kept = {"turns"} if choices else set()
     kept |= {"agents"} if not np.array_equal(agents, IDENTITY.agent) else set()
-    kept |= {"modes"} if modes.any() else set()
+    kept |= {"modes"} if modes.any() or heed != IDENTITY.heed else set()
     calibration = fit_calibration(
         held_out,
         [run.targets for run in runs],
@@ -326,20 +328,35 @@ def _fit_agents(
         for run, score in zip(runs, scores, strict=True)
     ]
     labels = [run.targets.agent.astype(np.float64) for run in runs]
-    return _fit_logistic(rows, labels, IDENTITY.agent, folds)
+    return _fit_logistic(rows, labels, IDENTITY.agent, folds)[0]
 
 
-def _fit_modes(runs: Sequence[Observation], folds: NDArray[np.int64]) -> Floats:
-    """A shift for every mode that pays; 0 for the others."""
+def _fit_modes(runs: Sequence[Observation], folds: NDArray[np.int64]) -> tuple[Floats, float]:
+    """A shift for every mode that pays, 0 for the others, and how far the network is heeded."""
     known = [i for i, run in enumerate(runs) if run.targets.known and run.targets.mode.any()]
-    shifts = np.zeros(len(MODES))
     if not known:
-        return shifts
+        return np.zeros(len(MODES)), 1.0
+    tried = {heed: _fit_shifts([runs[i] for i in known], folds[known], heed) for heed in HEEDS}
+    heed = min(tried, key=lambda heed: tried[heed][1])
+    own = sum(
+        _log_loss(runs[i].logits.mode, runs[i].targets.mode.astype(np.float64)) for i in known
+    )
+    shifts, loss = tried[heed]
+    return (shifts, heed) if loss < own else (np.zeros(len(MODES)), 1.0)
+
+
+def _fit_shifts(
+    runs: Sequence[Observation], folds: NDArray[np.int64], heed: float
+) -> tuple[Floats, float]:
+    """A shift for every mode that pays, and the held-out loss of all modes in nats."""
+    shifts, total = np.zeros(len(MODES)), 0.0
     for m in range(len(MODES)):
-        rows = [np.array([[1.0, runs[i].logits.mode[m]]]) for i in known]
-        labels = [runs[i].targets.mode[m : m + 1].astype(np.float64) for i in known]
-        shifts[m] = _fit_logistic(rows, labels, np.array([0.0, 1.0]), folds[known], free=1)[0]
-    return shifts
+        rows = [np.array([[1.0, heed * run.logits.mode[m]]]) for run in runs]
+        labels = [run.targets.mode[m : m + 1].astype(np.float64) for run in runs]
+        weights, loss = _fit_logistic(rows, labels, np.array([0.0, 1.0]), folds, free=1)
+        shifts[m] = weights[0]
+        total += loss
+    return shifts, total
 
 
 def _fit_logistic(
@@ -349,7 +366,7 @@ def _fit_logistic(
     folds: NDArray[np.int64],
     *,
     free: int | None = None,
-) -> Floats:
+) -> tuple[Floats, float]:
     """Ridge logistic regression towards `prior`; the prior itself where held-out runs lose.
 
     Args:
@@ -358,17 +375,22 @@ def _fit_logistic(
         prior: `(P,)` weights that are shrunk to.
         folds: `(n,)` fold of each run.
         free: Leading weights that may move; None means all.
+
+    Returns:
+        `(P,)` weights, and the summed held-out loss of runs under them in nats.
     """
-    gains = np.zeros(len(rows))
+    before = np.array([_log_loss(x @ prior, y) for x, y in zip(rows, labels, strict=True)])
+    after = before.copy()
     for fold in np.unique(folds):
         seen = np.flatnonzero(folds != fold).tolist()
         if not seen:
             continue
         weights = _solve_logistic([rows[i] for i in seen], [labels[i] for i in seen], prior, free)
         for i in np.flatnonzero(folds == fold).tolist():
-            gains[i] = _log_loss(rows[i] @ prior, labels[i])
-            gains[i] -= _log_loss(rows[i] @ weights, labels[i])
-    return _solve_logistic(rows, labels, prior, free) if _pays(gains) else prior
+            after[i] = _log_loss(rows[i] @ weights, labels[i])
+    if not _pays(before - after):
+        return prior, float(before.sum())
+    return _solve_logistic(rows, labels, prior, free), float(after.sum())
 
 
 def _solve_logistic(
@@ -403,5 +425,5 @@ def _pays(gains: Floats) -> bool:
 def _apply(run: Observation, step: Floats, adapter: Adapter) -> Logits:
     """Logits of one run with given step logits and the rest of an adapter."""
     fixed = replace(run.logits, step=step.astype(np.float32))
-    rest = replace(IDENTITY, agent=adapter.agent, modes=adapter.modes)
+    rest = replace(IDENTITY, agent=adapter.agent, modes=adapter.modes, heed=adapter.heed)
     return rest(fixed, run.turns, run.agent_index)

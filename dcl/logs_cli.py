@@ -14,7 +14,7 @@ from dcl.bulk import Logs
 from dcl.errors import TraceError
 from dcl.formats.jsontext import too_deep
 from dcl.intake import Tally, list_files, read
-from dcl.options import BASE, Format, Model, Out, Output, Paths, TopK
+from dcl.options import BASE, Format, Injected, Model, Out, Output, Paths, TopK
 from dcl.process import say
 from dcl.report.output import open_out
 from dcl.report.record import dump
@@ -24,6 +24,7 @@ from dcl.trajectory import Example
 def explain(
     paths: Paths,
     model: Model = None,
+    injected: Injected = False,
     format: Format = "auto",
     output: Annotated[Output, typer.Option(help="Lines for people, or JSON lines.")] = Output.TABLE,
     out: Out = None,
@@ -38,7 +39,7 @@ def explain(
     from dcl.nearest import load_index
     from dcl.report.explained import explain_lines, explain_record
 
-    attributor = load_model(model, threads=None)
+    attributor = load_model(model, threads=None, injected=injected)
     file = (model or BASE) / INDEX
     index = load_index(file) if file.is_file() else None
     logs, tally = Logs(list_files(paths), format), Tally()

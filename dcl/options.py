@@ -75,6 +75,14 @@ ModelFolder = Annotated[
         metavar="[NAME|DIR]", parser=find_model, help=f"{', '.join(SHIPPED)}, or a model folder."
     ),
 ]
+Injected = Annotated[
+    bool,
+    typer.Option(
+        "--injected",
+        help="Read logs of faults that were injected by prompt, as in AEGIS; otherwise natural "
+        "failures are expected.",
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write there; the file appears when whole.")
 ]

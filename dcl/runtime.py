@@ -26,6 +26,7 @@ from dcl.artifact import (
     ENCODER,
     HEAD,
     LEXICON,
+    NATURAL,
     TOKENIZER,
     Artifact,
     EncoderSource,
@@ -126,7 +127,8 @@ class OnnxScorer:
         encoder: Turn encoder.
         head: Graph of the attribution network.
         lexicon: Wide half.
-        adapter: What `dcl fit` learned; None changes nothing.
+        adapters: Applied one after the other: the reading of natural failures, then what `dcl fit`
+            learned; none changes nothing.
     """
 
     def __init__(
@@ -134,12 +136,12 @@ class OnnxScorer:
         encoder: Encoder,
         head: InferenceSession,
         lexicon: Lexicon,
-        adapter: Adapter | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.encoder = encoder
         self.head = head
         self.lexicon = lexicon
-        self.adapter = adapter
+        self.adapters = tuple(adapters)
 
     def __call__(self, bags: Sequence[Bag]) -> list[Logits]:
         """Score bags; turns of all of them are encoded together, heads run one by one."""
@@ -153,7 +155,7 @@ class OnnxScorer:
         return scores
 
     def score(self, bag: Bag, vectors: Floats, task: Floats) -> Logits:
-        """Score one bag whose turns were encoded before: one head call, adapted.
+        """Score one bag whose turns were encoded before: one head call, and the adapters.
 
         Args:
             bag: The bag.
@@ -161,14 +163,14 @@ class OnnxScorer:
             task: `(E,)` float32, what `encoder` gave for its task.
         """
         logits, inputs = self._run_head(bag, vectors, task)
-        if self.adapter is None:
+        if not self.adapters:
             return logits
-        return self.adapter(logits, _describe(logits, inputs, bag), bag.agent_index)
+        return self._adapt(logits, _describe(logits, inputs, bag), bag)
 
     def observe(
         self, bag: Bag, vectors: Floats, task: Floats
     ) -> tuple[Logits, NDArray[np.float64]]:
-        """What the network itself says, and the columns that an adapter reads.
+        """What `score` says, and the columns that an adapter reads.
 
         Args:
             bag: The bag.
@@ -176,7 +178,14 @@ class OnnxScorer:
             task: As in `score`.
         """
         logits, inputs = self._run_head(bag, vectors, task)
-        return logits, _describe(logits, inputs, bag)
+        columns = _describe(logits, inputs, bag)
+        return self._adapt(logits, columns, bag), columns
+
+    def _adapt(self, logits: Logits, columns: NDArray[np.float64], bag: Bag) -> Logits:
+        """Logits after every adapter; columns are always those of the network itself."""
+        for adapter in self.adapters:
+            logits = adapter(logits, columns, bag.agent_index)
+        return logits
 
     def _run_head(
         self, bag: Bag, vectors: Floats, task: Floats
@@ -221,6 +230,7 @@ def head_inputs(
 def load(
     path: str | Path | None = None,
     *,
+    injected: bool = False,
     threads: int | None = None,
     engine: EngineName | None = None,
 ) -> Attributor:
@@ -228,6 +238,9 @@ def load(
 
     Args:
         path: A name of `dcl.shipped.SHIPPED` or the folder of an exported model; None means `base`.
+        injected: Read logs as the network itself does, whose agents and modes were taught by faults
+            that were injected by prompt (AEGIS). Otherwise the reading of natural failures is
+            applied where the model has one.
         threads: Turns encoded side by side; None means every core this process may use.
         engine: What encodes turns; None takes the quickest that is there, see
             `dcl.engines.choose_engine`.
@@ -256,10 +269,15 @@ def load(
             f"{artifact.path / LEXICON}: expected {bagger.vocabulary + BIGRAM_ROWS} rows for the "
             f"vocabulary of {TOKENIZER}, got {len(lexicon.idf)}; export the model again"
         )
-    fitted = ADAPTER in artifact.manifest["files"]
-    adapter = load_adapter(artifact.path / ADAPTER) if fitted else None
-    scorer = OnnxScorer(encoder, head, lexicon, adapter)
-    return Attributor(bagger, scorer, artifact.calibration)
+    if injected:
+        return Attributor(bagger, OnnxScorer(encoder, head, lexicon), artifact.calibration)
+    adapters = [
+        load_adapter(artifact.path / name)
+        for name in (NATURAL, ADAPTER)
+        if name in artifact.manifest["files"]
+    ]
+    scorer = OnnxScorer(encoder, head, lexicon, adapters)
+    return Attributor(bagger, scorer, artifact.natural or artifact.calibration)
 
 
 def load_bagger(artifact: Artifact | EncoderSource) -> BagMaker:

@@ -100,6 +100,13 @@ def convert(
     fp32_encoder: Annotated[
         Path | None, typer.Option(help="The encoder before quantising, for that check.")
     ] = None,
+    natural: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Records of `python -m injection` to learn the reading of natural failures from; "
+            "may be repeated."
+        ),
+    ] = None,
     card: Annotated[Path | None, typer.Option(help="Markdown for the model card.")] = None,
     tolerance: Annotated[float, typer.Option(help="Most by which a logit may differ.")] = 1e-3,
     points: Annotated[float, typer.Option(help="Most points of pair F1 that int8 may cost.")] = 0.5,
@@ -113,6 +120,7 @@ def convert(
             out,
             examples=chain.from_iterable(map(read_examples, data)) if data else None,
             fp32_encoder=fp32_encoder,
+            natural=[read_examples(file) for file in natural or ()],
             card=card,
             tolerance=tolerance,
             points=points,

@@ -11,6 +11,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ import onnxruntime as ort
 import torch
 from torch import Tensor, nn
 
+from dcl.adapter import save_adapter
+from dcl.adapting import learn_natural
 from dcl.artifact import (
     CARD,
     CONFIG,
     ENCODER,
     HEAD,
     LEXICON,
+    NATURAL,
     TOKENIZER,
     WEIGHTS,
     Artifact,
@@ -79,6 +83,7 @@ def convert(
     *,
     examples: Iterable[Example] | None = None,
     fp32_encoder: Path | None = None,
+    natural: Sequence[Iterable[Example]] = (),
     card: Path | None = None,
     tolerance: float = 1e-3,
     points: float = 0.5,
@@ -91,6 +96,8 @@ def convert(
         examples: Labelled runs for the check of the int8 encoder; only those of validation
             questions are used.
         fp32_encoder: Graph of the same encoder before it was quantised, for that check.
+        natural: Sets of runs of many systems whose decisive step is proved, to learn the reading
+            of natural failures from; none leaves the model without one.
         card: Markdown that becomes the model card.
         tolerance: Most by which a logit may differ from torch.
         points: Most points of pair micro-F1 that the int8 encoder may cost.
@@ -103,14 +110,9 @@ def convert(
         ConfigError: If an option is wrong, or no example is of a validation question.
         ParityError: If a gate fails; nothing is written.
     """
-    if out.resolve() == trained.resolve():
-        raise ConfigError(f"{out}: expected another folder than that of the trained model")
-    if not is_free(out):
-        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
+    _check_places(trained, out, card)
     if (examples is None) != (fp32_encoder is None):
         raise ConfigError("expected both labelled examples and the fp32 encoder, or neither")
-    if card is not None and not card.is_file():
-        raise ConfigError(f"{card}: expected the Markdown of the model card, found no file")
     artifact, model, training = open_trained(trained)
     with tempfile.TemporaryDirectory() as scratch:
         head = Path(scratch) / HEAD
@@ -124,7 +126,16 @@ def convert(
             }
             parity["int8"] = check_pairs(artifact, head, encoders, chosen, points=points)
 
+        fitted, notes = None, describe_export(artifact, parity)
+        if natural:
+            fitted, report = learn_natural(
+                open_network(artifact, head, artifact.path / ENCODER), natural
+            )
+            notes["natural"] = asdict(report)
+
         def write_files(folder: Path) -> None:
+            if fitted is not None:
+                save_adapter(fitted.adapter, folder / NATURAL)
             for name in (ENCODER, TOKENIZER, LEXICON):
                 shutil.copy(trained / name, folder / name)
             shutil.copy(head, folder / HEAD)
@@ -136,10 +147,21 @@ def convert(
             write_files,
             window=artifact.window,
             calibration=artifact.calibration,
+            natural=None if fitted is None else fitted.calibration,
             model=artifact.model,
             training=training,
-            notes=describe_export(artifact, parity),
+            notes=notes,
         )
+
+
+def _check_places(trained: Path, out: Path, card: Path | None) -> None:
+    """Refuse places that cannot be read or written before anything is computed."""
+    if out.resolve() == trained.resolve():
+        raise ConfigError(f"{out}: expected another folder than that of the trained model")
+    if not is_free(out):
+        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
+    if card is not None and not card.is_file():
+        raise ConfigError(f"{card}: expected the Markdown of the model card, found no file")
 
 
 def open_trained(trained: Path) -> tuple[Artifact, Model, Mapping[str, Any]]:
@@ -389,15 +411,7 @@ def score_pairs(
         examples: Labelled runs.
         engine: What runs the encoder.
     """
-    attributor = Attributor(
-        load_bagger(artifact),
-        OnnxScorer(
-            Encoder(encoder, threads=count_cores(), engine=engine),
-            open_session(head),
-            load_lexicon(artifact.path / LEXICON),
-        ),
-        artifact.calibration,
-    )
+    attributor = open_network(artifact, head, encoder, engine=engine)
     hits = declared = labelled = 0
     found = attributor.batch(example.trajectory for example in examples)
     for example, attribution in zip(examples, found, strict=True):
@@ -408,6 +422,25 @@ def score_pairs(
         declared += len(predicted)
         labelled += len(truth)
     return 200.0 * hits / max(declared + labelled, 1)
+
+
+def open_network(
+    artifact: Artifact, head: Path, encoder: Path, *, engine: EngineName = "onnxruntime"
+) -> Attributor:
+    """A trained model with graphs from elsewhere, as it reads logs by itself.
+
+    Args:
+        artifact: Tokenizer, lexicon and calibration are read.
+        head: Graph of the network.
+        encoder: Graph of the encoder.
+        engine: What runs the encoder.
+    """
+    scorer = OnnxScorer(
+        Encoder(encoder, threads=count_cores(), engine=engine),
+        open_session(head),
+        load_lexicon(artifact.path / LEXICON),
+    )
+    return Attributor(load_bagger(artifact), scorer, artifact.calibration)
 
 
 def describe_export(artifact: Artifact, parity: Mapping[str, Any]) -> dict[str, Any]:

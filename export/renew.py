@@ -97,6 +97,7 @@ def renew(
             write_files,
             window=artifact.window,
             calibration=artifact.calibration,
+            natural=artifact.natural,
             model=artifact.model,
             training=training,
             notes={**kept, "engines": manifest["engines"], "parity": parity},

@@ -1,11 +1,11 @@
-"""`python -m injection run | offline | report | repair`; exit codes are those of the errors."""
+"""`python -m injection COMMAND`; exit codes are those of the errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,15 +41,34 @@ def run(
     with complain():
         from injection.config import load_config
         from injection.report import summarise
-        from injection.run import collect
+        from injection.run import RunConfig, collect
         from injection.spread import spread_ray
 
         if executor not in ("local", "ray"):
             raise ConfigError(f"--executor: expected local or ray, got {executor!r}")
         wanted = {"out": out and str(out), "workers": workers, "tasks_per_file": tasks_per_file}
-        settings = load_config(config, {k: v for k, v in wanted.items() if v is not None})
+        settings = load_config(config, drop_none(wanted), RunConfig)
         counts = collect(settings, spread_ray if executor == "ray" else None)
         typer.echo(summarise(counts, Path(settings.out)))
+
+
+@app.command()
+def natural(
+    config: Annotated[Path, typer.Option(help="YAML with the options of a run.")],
+    out: Annotated[Path | None, typer.Option(help="Replaces the folder in the file.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Replaces workers.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Replaces seeds.")] = None,
+) -> None:
+    """Run systems as they are, and find the step that decided each failure by replay."""
+    with complain():
+        from injection.config import load_config
+        from injection.natural import NaturalConfig, collect_natural
+
+        wanted = drop_none({"out": out and str(out), "workers": workers, "seeds": seeds})
+        settings = load_config(config, wanted, NaturalConfig)
+        counts = collect_natural(settings)
+        typer.echo(f"{counts['located']} failures of {counts.total()} runs in {settings.out}")
+        typer.echo(", ".join(f"{name} {n}" for name, n in counts.most_common()))
 
 
 @app.command()
@@ -67,7 +86,12 @@ def report(
         if out is None:
             typer.echo(text, nl=False)
         else:
-            out.write_text(text, encoding="utf-8")
+            try:
+                out.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(
+                    f"{out}: expected a place to write, got: {error.strerror}"
+                ) from None
 
 
 @app.command()
@@ -104,15 +128,21 @@ def repair(
         import dcl
         from injection.config import load_config
         from injection.repair import repair as repair_groups
-        from injection.run import list_groups, minds_of
+        from injection.run import RunConfig, list_groups, minds_of
 
-        wanted = {} if tasks_per_file is None else {"tasks_per_file": tasks_per_file}
-        settings = load_config(config, wanted)
-        agents, _ = minds_of(settings)
-        result = repair_groups(list_groups(settings), agents, dcl.load(model), seed=settings.seed)
+        wanted = drop_none({"tasks_per_file": tasks_per_file})
+        settings = load_config(config, wanted, RunConfig)
+        result = repair_groups(
+            list_groups(settings), minds_of(settings).agents, dcl.load(model), seed=settings.seed
+        )
         typer.echo(f"before                        {result.before}")
         typer.echo(f"hint to the blamed agent      {result.after}")
         typer.echo(f"same hint to a random agent   {result.control}")
+
+
+def drop_none(options: dict[str, Any]) -> dict[str, Any]:
+    """Options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager

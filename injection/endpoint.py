@@ -65,7 +65,14 @@ class EndpointConfig:
         for name in ("max_tokens", "timeout", "concurrency"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"endpoint.{name}: expected above 0, got {getattr(self, name)}")
-        for name in ("temperature", "rewrite_temperature", "retries", "budget_calls"):
+        for name in (
+            "temperature",
+            "rewrite_temperature",
+            "retries",
+            "requests_per_minute",
+            "budget_calls",
+            "budget_tokens",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"endpoint.{name}: expected >= 0, got {getattr(self, name)}")
 
@@ -105,6 +112,7 @@ class Endpoint:
     _lock: Lock = field(default_factory=Lock, init=False)
     _slots: BoundedSemaphore = field(init=False)
     _next: float = field(default=0.0, init=False)
+    _answered: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Open the client."""
@@ -143,6 +151,7 @@ class Endpoint:
         Raises:
             ModelError: If there is no usable reply after all tries.
             BudgetError: If the budget is used up.
+            ConfigError: If there is no server at the address.
         """
         request = {
             "model": self.config.model,
@@ -205,6 +214,7 @@ class Endpoint:
 
         Raises:
             ModelError: If it fails, or the reply is not usable.
+            ConfigError: If there never was a server at the address.
         """
         from openai import APIStatusError, OpenAIError
 
@@ -213,15 +223,23 @@ class Endpoint:
         body = bytearray()
         try:
             with completions.create(**request) as response:
+                self._answered = True
                 for chunk in response.iter_bytes():
                     body += chunk
                     if time.monotonic() > end:
                         raise ModelError(f"no whole reply within {self.config.timeout} s")
         except APIStatusError as error:
+            self._answered = True
             problem = f"status {error.status_code}: {error.message}"
             raise _GaveUpError(str(self._fail(problem))) from None
         except OpenAIError as error:
-            raise _GaveUpError(str(self._fail(f"{type(error).__name__}: {error}"))) from None
+            problem = f"{type(error).__name__}: {error}"
+            if type(error.__cause__).__name__ == "ConnectError" and not self._answered:
+                raise ConfigError(
+                    f"endpoint.base_url: expected a server at {redact(self.config.base_url)}, got "
+                    f"{redact(problem, self._key)} Start it, or correct the address."
+                ) from None
+            raise _GaveUpError(str(self._fail(problem))) from None
         except OSError as error:
             raise self._fail(f"the connection broke: {error}") from None
         except Exception as error:

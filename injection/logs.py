@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dcl.errors import ConfigError
 from dcl.formats import read_examples
 from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import Example, Fault, Trajectory, TurnKind
@@ -49,12 +50,22 @@ def inject_logs(
         per_run: Copies of each run; > 0.
         seed: Of turns and wording.
         every: Takes runs whose log does not say that they succeeded, too.
+
+    Raises:
+        ConfigError: If `out` cannot be written, or no run is known to have succeeded.
+        TraceError: If a log cannot be read.
     """
     counts: Counter[str] = Counter()
     runs = refused = 0
     part = out.with_name(out.name + ".part")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with part.open("w", encoding="utf-8") as stream:
+    if out.is_dir():
+        raise ConfigError(f"{out}: expected the name of a file to write, got a folder")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        stream = part.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out}: expected a place to write, got: {error.strerror}") from None
+    with stream:
         for example in _successes(paths, every):
             runs += 1
             made = 0
@@ -70,6 +81,12 @@ def inject_logs(
                 made += 1
                 counts[mode.value] += 1
                 stream.write(json.dumps(faulty.to_dict()) + "\n")
+    if not runs:
+        part.unlink()
+        raise ConfigError(
+            f"{', '.join(map(str, paths))}: expected runs that are known to have succeeded, got "
+            "none; --every takes others, too"
+        )
     os.replace(part, out)
     return Injected(runs, counts, refused)
 

@@ -12,7 +12,6 @@ from typing import Literal
 
 from dcl.errors import ConfigError
 from dcl.taxonomy import MODES, ErrorMode
-from dcl.trajectory import parse_mode
 from injection.anatomy import dissect
 from injection.manipulator import STRATEGIES, Injection, Strategy
 from injection.session import Brief, Call, Run, others_in
@@ -48,8 +47,10 @@ class PlanConfig:
         """Refuse values that cannot work."""
         if self.per_task < 1 or self.max_faults < 1 or self.benign < 0:
             raise ConfigError("plans: expected per_task and max_faults > 0 and benign >= 0")
-        for code in self.more_of:
-            parse_mode(code, "plans.more_of")
+        try:
+            _ = [ErrorMode.parse(code) for code in self.more_of]
+        except ValueError as error:
+            raise ConfigError(f"plans.more_of: {error}") from None
         if not self.places or min(self.places) < 0 or not any(self.places):
             raise ConfigError(f"plans.places: expected whole numbers >= 0, got {self.places}")
         if not 0 <= self.every_share <= 1:

@@ -1,8 +1,10 @@
 """Can labels be guessed without understanding? Probes that see no content, or only single words.
 
 Each probe names one turn of each faulty run and is right if that turn was attacked. It learns on
-one half of the tasks and is scored on the other. What beats chance clearly is an artifact of how
-the records were made, and a model can learn it in place of the real thing.
+one half of the tasks and is scored on the other; runs in which every turn was attacked cannot be
+missed and are left out. What beats chance clearly is an artifact of how the records were made, or
+of what makes a system fail, and a model can learn it in place of the real thing. The role of the
+speaker is the floor for all that sees the text: work that others build on is where a fault counts.
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ class Probes:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One faulty run: its turns, which of them were attacked, and its half."""
+    """One faulty run: its turns, who spoke them, which of them were attacked, and its half."""
 
     texts: tuple[str, ...]
+    roles: tuple[str, ...]
     attacked: frozenset[int]
     half: int
 
@@ -81,6 +84,7 @@ def probe_records(examples: Iterable[Example]) -> Probes:
         return Probes((), ())
     fits: dict[str, Callable[[Sequence[_Case]], Score]] = {
         "position only": _fit_position,
+        "role only": _fit_role,
         "length only": lambda part: _fit_style(part, _length),
         "marker words": _fit_words,
         "style of the turn": lambda part: _fit_style(part, _style),
@@ -95,7 +99,7 @@ def probe_records(examples: Iterable[Example]) -> Probes:
 
 
 def _read(example: Example) -> _Case | None:
-    """A faulty run as a case."""
+    """A faulty run as a case; None if it has no attacked turn, or no other."""
     run = example.trajectory
     places = {
         run.turn_at(fault.step, fault.agent)
@@ -103,10 +107,11 @@ def _read(example: Example) -> _Case | None:
         if fault.step is not None
     }
     attacked = frozenset(place for place in places if place is not None)
-    if not attacked:
+    if not attacked or len(attacked) == len(run.turns):
         return None
     texts = tuple(turn.content for turn in run.turns)
-    return _Case(texts, attacked, fold_of(group_of(example), 2))
+    roles = tuple(turn.role for turn in run.turns)
+    return _Case(texts, roles, attacked, fold_of(group_of(example), 2))
 
 
 def _fit_position(cases: Sequence[_Case]) -> Score:
@@ -116,6 +121,16 @@ def _fit_position(cases: Sequence[_Case]) -> Score:
         for place in case.attacked:
             bins[_tenth(place, len(case.texts))] += 1 / len(case.attacked)
     return lambda case: np.array([bins[_tenth(i, len(case.texts))] for i in range(len(case.texts))])
+
+
+def _fit_role(cases: Sequence[_Case]) -> Score:
+    """How often a turn of each role is attacked; of several turns of a role, the first counts."""
+    hot: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for case in cases:
+        total.update(case.roles)
+        hot.update(case.roles[place] for place in case.attacked)
+    return lambda case: np.array([(hot[role] + 1) / (total[role] + 2) for role in case.roles])
 
 
 def _tenth(place: int, length: int) -> int:

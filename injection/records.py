@@ -31,6 +31,9 @@ VERSION = 1
 
 RECORDS, LEDGER = "records.jsonl", "ledger.jsonl"
 
+LOCATED = "located"
+"""Outcome of a natural failure whose decisive step was found."""
+
 GROUP, FAILED = "group-", "failed-"
 """How ids of clean runs begin, and of what a model gave no usable reply for."""
 
@@ -74,7 +77,7 @@ def make_record(
         },
         "input": {
             "query": task.question,
-            "conversation_history": _history(faulty.run),
+            "conversation_history": list_turns(faulty.run),
             "final_output": faulty.run.answer,
         },
         "output": {"faulty_agents": faults},
@@ -102,7 +105,7 @@ def make_record(
         },
         "clean": {
             "id": f"{task.benchmark}_{model}_{plan.system}_{task.id}_clean",
-            "input": {"query": task.question, "conversation_history": _history(clean.run)},
+            "input": {"query": task.question, "conversation_history": list_turns(clean.run)},
             "metadata": {"outcome": "success"},
         },
     }
@@ -129,7 +132,7 @@ def _numbered(run: Run) -> dict[tuple[str, int], int]:
     return steps
 
 
-def _history(run: Run) -> list[dict[str, Any]]:
+def list_turns(run: Run) -> list[dict[str, Any]]:
     """Turns in the AEGIS schema."""
     return [
         {
@@ -163,6 +166,20 @@ def _label(attack: Mapping[str, Any]) -> dict[str, Any]:
         "injection_strategy": attack["strategy"],
         "step": attack["steps"][0],
         "decisive": attack["decisive"],
+    }
+
+
+def _ledger_line(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the ledger says about a record, for one that was killed before it could say so."""
+    injection = record["injection"]
+    if "decisive" in injection:
+        return {"id": injection["plan"], "outcome": LOCATED}
+    failed = record["ground_truth"]["is_injection_successful"]
+    keys = ("agent", "mode", "strategy", "nth")
+    return {
+        "id": injection["plan"],
+        "outcome": "proved" if failed else "benign",
+        "faults": [{key: attack[key] for key in keys} for attack in injection["attacks"]],
     }
 
 
@@ -210,11 +227,13 @@ class Store:
             for name in (RECORDS, LEDGER):
                 (folder / name).touch()
         except OSError as error:
-            raise ConfigError(f"{folder}: expected a place for records: {error}") from None
+            raise ConfigError(
+                f"{folder}: expected a folder for records, got: {error.strerror}; check --out"
+            ) from None
         self._lock = FileLock(folder / "lock")
         self._read = {RECORDS: 0, LEDGER: 0}
         self._done: dict[str, str] = {}
-        self._kept: set[str] = set()
+        self._kept: dict[str, dict[str, Any]] = {}
         with self._lock:
             self._refresh()
 
@@ -256,13 +275,18 @@ class Store:
 
     def _refresh(self) -> None:
         """Learn what is new, cut off what is torn, and note records that the ledger has missed."""
-        for row in self._news(LEDGER):
-            self._done[row["id"]] = row["outcome"]
-        for row in self._news(RECORDS):
-            self._kept.add(row["injection"]["plan"])
-        for plan in self._kept - self._done.keys():
-            self._append(LEDGER, {"id": plan, "outcome": "proved"})
-            self._done[plan] = "proved"
+        try:
+            self._done |= {row["id"]: row["outcome"] for row in self._news(LEDGER)}
+            lines = [_ledger_line(row) for row in self._news(RECORDS)]
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self.folder}: expected a folder that `run` filled, got lines without {error}; "
+                "choose another one"
+            ) from None
+        self._kept |= {line["id"]: line for line in lines}
+        for plan in self._kept.keys() - self._done.keys():
+            self._append(LEDGER, self._kept[plan])
+            self._done[plan] = self._kept[plan]["outcome"]
 
     def _news(self, name: str) -> list[dict[str, Any]]:
         """Whole lines since the last look."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,15 @@ def summarise(found: Tally, out: Path) -> str:
     silent = clean["no_clean_run"]
     runs += f", {silent} without a usable reply" if silent else ""
     head = f"{plans['proved']} proved records of {plans.total()} plans in {out}"
-    return "\n".join([head, *([listed] if listed else []), runs])
+    reasons = [
+        row["reason"]
+        for row in _rows(out / LEDGER, "id", "outcome")
+        if row["id"].startswith(FAILED)
+    ]
+    why = (
+        f"the last time without: {reasons[-1]}" if reasons and (silent or plans["no_reply"]) else ""
+    )
+    return "\n".join(part for part in (head, listed, runs, why) if part)
 
 
 def write_report(folder: Path) -> str:
@@ -37,10 +45,10 @@ def write_report(folder: Path) -> str:
     """
     if not (folder / RECORDS).is_file():
         raise ConfigError(f"{folder}: expected {RECORDS}; start with `python -m injection run`")
-    rows = list(_rows(folder / LEDGER))
+    rows = _rows(folder / LEDGER, "id", "outcome")
     ledger = [row for row in rows if not row["id"].startswith((GROUP, FAILED))]
     plans, clean = tally({row["id"]: row["outcome"] for row in rows})
-    records = list(_rows(folder / RECORDS))
+    records = _rows(folder / RECORDS, "ground_truth", "injection")
     faulty = [row for row in records if row["ground_truth"]["is_injection_successful"]]
     parts = [
         f"# {len(faulty)} proved failures, {len(records) - len(faulty)} benign rewrites",
@@ -63,12 +71,38 @@ def write_report(folder: Path) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _rows(file: Path) -> Iterable[dict[str, Any]]:
-    """Whole lines of a file."""
-    with file.open(encoding="utf-8") as stream:
-        for line in stream:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def _rows(file: Path, *keys: str) -> list[dict[str, Any]]:
+    """Whole lines of a file.
+
+    Args:
+        file: Records or ledger of a run.
+        keys: What each line has to hold.
+
+    Raises:
+        ConfigError: If it cannot be read, or a line is none of a run's.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file}: expected a file of `run`, got: {problem}") from None
+    rows = []
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+        row = _parse(line)
+        if row is None or not row.keys() >= set(keys):
+            wanted = ", ".join(keys)
+            raise ConfigError(f"{file}:{number}: expected a JSON object with {wanted}")
+        rows.append(row)
+    return rows
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """A JSON object; None if a line is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _table(title: str, counts: Mapping[Any, int]) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import repeat
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -43,6 +43,12 @@ class ScriptedConfig:
     """Share of (agent, task) pairs where work that is there is taken over or approved rather than
     done again, 0 to 1."""
 
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        for name, share in asdict(self).items():
+            if not 0 <= share <= 1:
+                raise ConfigError(f"scripted.{name}: expected 0 to 1, got {share}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -60,6 +66,8 @@ class RunConfig:
     """What the agents run on."""
     manipulator: Literal["rules", "endpoint"] = "rules"
     """What rewrites texts."""
+    judge: Literal["none", "endpoint"] = "none"
+    """What decides on free text that is not the reference word for word; `none` calls it wrong."""
     scripted: ScriptedConfig = field(default_factory=ScriptedConfig)
     """Read where `agents` is `scripted`."""
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
@@ -77,6 +85,11 @@ class RunConfig:
             raise ConfigError("expected workers > 0 and tasks_per_file >= 0")
         for name in self.systems:
             find_system(name)
+
+    @property
+    def uses_endpoint(self) -> bool:
+        """Whether anything runs on the endpoint."""
+        return "endpoint" in (self.agents, self.manipulator, self.judge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +158,7 @@ def spread_local(config: RunConfig) -> Spread:
     Another executor is another `Spread`: it calls `work(config, group, wait)` once for each group
     without waiting for groups that others hold, and then again for those that gave False.
     """
-    threads = "endpoint" in (config.agents, config.manipulator)
+    threads = config.uses_endpoint
 
     def spread(work: Work, config: RunConfig, groups: Sequence[Group]) -> None:
         if config.workers == 1:
@@ -204,8 +217,8 @@ def _work(config: RunConfig, group: Group, wait: bool) -> bool:
 
 def _run_group(config: RunConfig, group: Group, store: Store, done: dict[str, str]) -> None:
     """The clean run of a group and all its plans."""
-    model, manipulator = minds_of(config)
-    prover = Prover(find_system(group.system), group.task, model, manipulator)
+    model, manipulator, judge = minds_of(config)
+    prover = Prover(find_system(group.system), group.task, model, manipulator, judge)
     try:
         right = prover.clean.verdict.right
     except (ModelError, CheckError) as error:
@@ -248,14 +261,27 @@ def _store(out: str) -> Store:
     return Store(Path(out))
 
 
+class Minds(NamedTuple):
+    """What a run thinks with.
+
+    Args:
+        agents: Answers the calls of agents.
+        manipulator: Rewrites texts.
+        judge: Decides on free text; None leaves it to the checkers.
+    """
+
+    agents: Model
+    manipulator: Manipulator
+    judge: Model | None
+
+
 @cache
-def minds_of(config: RunConfig) -> tuple[Model, Manipulator]:
-    """What agents run on, and what rewrites texts, once for a process."""
-    endpoint = (
-        Endpoint(config.endpoint) if "endpoint" in (config.agents, config.manipulator) else None
-    )
+def minds_of(config: RunConfig) -> Minds:
+    """What a run thinks with, once for a process."""
+    endpoint = Endpoint(config.endpoint) if config.uses_endpoint else None
     scripted = Scripted(config.seed, **asdict(config.scripted))
-    model: Model = endpoint if endpoint and config.agents == "endpoint" else scripted
-    if endpoint and config.manipulator == "endpoint":
-        return model, LlmManipulator(endpoint)
-    return model, Rules()
+    return Minds(
+        endpoint if endpoint and config.agents == "endpoint" else scripted,
+        LlmManipulator(endpoint) if endpoint and config.manipulator == "endpoint" else Rules(),
+        endpoint if config.judge == "endpoint" else None,
+    )

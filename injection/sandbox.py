@@ -41,10 +41,12 @@ class Tested:
     Args:
         passed: Whether the code ran to its end.
         problem: Why not, in one line; empty if it did.
+        output: The first 4,000 characters that it printed; empty if it did not pass.
     """
 
     passed: bool
     problem: str = ""
+    output: str = ""
 
 
 def run_tests(source: str, limits: Limits | None = None) -> Tested:
@@ -79,8 +81,8 @@ def run_tests(source: str, limits: Limits | None = None) -> Tested:
             finally:
                 _end(child)
     said = out.decode("utf-8", "replace").strip()
-    if said == nonce:
-        return Tested(True)
+    if said.startswith(nonce):
+        return Tested(True, output=said.removeprefix(nonce).strip())
     lines = said.splitlines()
     return Tested(False, lines[-1] if lines else f"ended early, exit code {child.returncode}")
 

@@ -1,11 +1,13 @@
 """The other side of the sandbox: limits itself, then runs what it is given on standard input.
 
 Run as a script with the arguments nonce, folder, bytes of memory and seconds; imports nothing of
-the project. Writes the nonce to standard output if the code ran to its end.
+the project. Writes the nonce to standard output if the code ran to its end, and below it the
+beginning of what the code printed.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import sys
@@ -21,6 +23,20 @@ _CHANGES = (
 )  # fmt: skip
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FILE = 1 << 20
+_SHOWN = 4000
+
+
+class Printed(io.TextIOBase):
+    """Keeps the first characters of what is printed, however much it is."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        """Take text in; all of it counts as written."""
+        if len(self.text) < _SHOWN:
+            self.text += text[: _SHOWN - len(self.text)]
+        return len(text)
 
 
 def limit(memory: int, seconds: int) -> None:
@@ -74,6 +90,7 @@ def main() -> None:
     source = sys.stdin.read()
     del sys.argv[1:]
     answer = silence()
+    sys.stdout = printed = Printed()
     limit(int(memory), int(seconds))
     try:
         code = compile(source, "<tests>", "exec")
@@ -82,7 +99,7 @@ def main() -> None:
     except BaseException as error:
         os.write(answer, f"{type(error).__name__}: {error}"[:300].encode("utf-8", "replace"))
     else:
-        os.write(answer, nonce.encode())
+        os.write(answer, f"{nonce}\n{printed.text}".encode("utf-8", "replace"))
     os._exit(0)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from dcl.errors import ConfigError
 from injection.anatomy import compute, find_flaw
 from injection.asides import pick_aside
+from injection.discussion import DISCUSSION
 from injection.english import solve
 from injection.errands import ERRANDS
 from injection.errors import AttackError
@@ -28,9 +29,12 @@ from injection.phases import PHASES, present_code
 from injection.rules import Scene, corrupt
 from injection.session import Brief, Call, Reply, others_in
 
+SCRIPTED = "scripted"
+"""What records call the model."""
+
 _SILENCE = 0.4
 _HINT = "An earlier attempt failed."
-_PHASES = {**PHASES, **ERRANDS}
+_PHASES = {**PHASES, **ERRANDS, **DISCUSSION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Scripted:
     @property
     def name(self) -> str:
         """What records call it."""
-        return "scripted"
+        return SCRIPTED
 
     def __call__(self, call: Call) -> Reply:
         """Answer one call.

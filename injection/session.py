@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from dcl.trajectory import Outcome, Trajectory, Turn, TurnKind
 
 TASK_MARK, TALK_MARK, TURN_MARK = "=== Task ===", "=== Conversation ===", "=== Your turn ==="
-OUTSIDE = frozenset({"user", "Tool", "system"})
+OUTSIDE = frozenset({"user", "Tool", "system", "Computer_terminal"})
 """Names in a conversation that are no agents: words of a user or a framework, results of tools."""
 
 _SPEAKER = re.compile(r"^--- (.+) ---$", re.MULTILINE)

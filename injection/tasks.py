@@ -1,14 +1,17 @@
 """Tasks with known answers: readers of published files, and small sets of our own.
 
-A reader takes the file as its publisher ships it (JSON lines, a JSON list, gzip or xz) and knows
-it by its keys. The sets in `injection/data` have the same layouts, so they use the same readers.
+A reader takes the file as its publisher ships it (JSON lines, a JSON list or object, the CSV of
+MMLU, Parquet; gzip or xz; or a folder of files, as MATH is) and knows it by its keys. The sets in
+`injection/data` have the same layouts, so they use the same readers.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import lzma
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ DATA = Path(__file__).parent / "data"
 Kind = Literal["number", "latex", "code", "choice", "quantity", "text"]
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+_KNOWN = {".json", ".jsonl", ".csv", ".parquet"}
 _LETTERS = "ABCDEFGHIJ"
 
 
@@ -61,19 +65,32 @@ class Task:
 
 
 def read_tasks(path: str | Path) -> list[Task]:
-    """Every task of a published file.
+    """Every task of a published file, or of all files in a folder.
 
     Args:
-        path: The file.
+        path: The file or folder.
 
     Returns:
-        Tasks in the order of the file.
+        Tasks in the order of the files, which go by their names.
 
     Raises:
-        ConfigError: If there is no such file.
+        ConfigError: If there is no such file, or no file in the folder.
         TraceError: If a record has the keys of no known set, or a field is missing.
     """
-    file = Path(path)
+    place = Path(path)
+    if not place.is_dir():
+        return _read_file(place, place.name.split(".")[0])
+    files = sorted(file for file in place.rglob("*") if _KNOWN & set(file.suffixes))
+    if not files:
+        raise ConfigError(
+            f"{place}: expected files of tasks ({', '.join(sorted(_KNOWN))}), got none"
+        )
+    names = ["-".join(file.relative_to(place).parts).split(".")[0] for file in files]
+    return [task for pair in zip(files, names, strict=True) for task in _read_file(*pair)]
+
+
+def _read_file(file: Path, name: str) -> list[Task]:
+    """Tasks of one file; its name begins the ids of those without one."""
     tasks: list[Task] = []
     for place, row in _rows(file):
         record = expect_object(row, place)
@@ -81,7 +98,7 @@ def read_tasks(path: str | Path) -> list[Task]:
         if reader is None:
             known = "; ".join(", ".join(sorted(keys)) for keys, _ in _READERS)
             raise TraceError(place, f"expected a task with one of the sets of keys {known}")
-        tasks.append(reader(record, place, f"{file.name.split('.')[0]}-{len(tasks)}"))
+        tasks.append(reader(record, place, f"{name}-{len(tasks)}"))
     return tasks
 
 
@@ -96,17 +113,57 @@ def own_tasks(limit: int | None = None) -> list[Task]:
 
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     """Records with their place."""
+    if file.suffix == ".parquet":
+        yield from ((f"{file}[{i}]", row) for i, row in enumerate(_read_parquet(file)))
+        return
     try:
         with _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8") as stream:
             text = stream.read()
-    except OSError as error:
-        raise ConfigError(f"{file}: expected a file of tasks: {error}") from None
-    if text.lstrip().startswith("["):
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise _no_tasks(file, error) from None
+    if ".csv" in file.suffixes:
+        yield from ((f"{file}[{i}]", row) for i, row in enumerate(_read_csv(text)))
+    elif text.lstrip().startswith("["):
         yield from ((f"{file}[{i}]", row) for i, row in enumerate(_load(text, str(file))))
-        return
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield f"{file}:{number}", _load(line, f"{file}:{number}")
+    elif ".json" in file.suffixes and re.match(r"\s*\{\s*\n", text):  # one object, many lines
+        yield str(file), _load(text, str(file))
+    else:
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield f"{file}:{number}", _load(line, f"{file}:{number}")
+
+
+def _read_csv(text: str) -> Iterator[dict[str, Any]]:
+    """Rows of MMLU as it was first published: question, options, letter; there is no header."""
+    for row in csv.reader(text.splitlines(keepends=True)):
+        if len(row) > 2:
+            yield {"question": row[0], "choices": row[1:-1], "answer": row[-1]}
+        elif row:
+            yield {"row": row}
+
+
+def _read_parquet(file: Path) -> list[dict[str, Any]]:
+    """Rows of a Parquet file.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+    except ModuleNotFoundError:
+        raise ConfigError(f"{file}: Parquet needs pyarrow; run `pip install pyarrow`") from None
+    try:
+        rows: list[dict[str, Any]] = read_table(file).to_pylist()
+    except (OSError, ArrowException) as error:
+        raise _no_tasks(file, error) from None
+    return rows
+
+
+def _no_tasks(file: Path, error: Exception) -> ConfigError:
+    """What is said of a file that cannot be read."""
+    problem = getattr(error, "strerror", None) or error
+    return ConfigError(f"{file}: expected a file of tasks, got: {problem}; check `tasks`")
 
 
 def _load(text: str, place: str) -> Any:
@@ -161,16 +218,21 @@ def _mmlu_pro(row: Mapping[str, Any], place: str, id: str) -> Task:
     """MMLU-Pro: up to ten options and the index or letter of the right one."""
     options = [str(option) for option in expect_list(row, "options", place)]
     index = row.get("answer_index")
-    answer = _LETTERS[index] if isinstance(index, int) else expect_str(row, "answer", place)
+    answer = _letter(index) if isinstance(index, int) else expect_str(row, "answer", place)
     return _choice("MMLU-Pro", row, place, str(row.get("question_id", id)), options, answer)
 
 
 def _mmlu(row: Mapping[str, Any], place: str, id: str) -> Task:
     """MMLU: four options and the index of the right one."""
     options = [str(option) for option in expect_list(row, "choices", place)]
-    index = row["answer"]
-    answer = _LETTERS[index] if isinstance(index, int) else str(index)
-    return _choice("MMLU", row, place, id, options, answer)
+    return _choice("MMLU", row, place, id, options, _letter(row["answer"]))
+
+
+def _letter(index: object) -> str:
+    """Letter of an option by its number; what is no number of an option stays as it is."""
+    if isinstance(index, int) and 0 <= index < len(_LETTERS):
+        return _LETTERS[index]
+    return str(index)
 
 
 def _choice(

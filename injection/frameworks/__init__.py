@@ -1,11 +1,11 @@
 """Systems that are real frameworks: their own code runs, only the model under each agent is ours.
 
     stage          what adapters share: one call of a framework is one call of the session
-    autogen        AutoGen: round robin, selector, Magentic-One
+    autogen        AutoGen: round robin, selector, Magentic-One; an environment of its own
     smolagents     a manager with managed agents
     langgraph      graphs; a supervisor with workers
     openai_agents  agents that hand over
-    crewai         crews; needs an environment of its own
+    crewai         crews; an environment of its own
 
 A framework is imported when a system of it is asked for. Besides the teams that ship, any function
 that builds one can be named, as `framework:module:function`.
@@ -39,12 +39,12 @@ _HOMES = (
             "autogen_selector": "SELECTOR",
             "magentic_one": "MAGENTIC_ONE",
         },
-        '-e ".[frameworks]"',
+        '-e ".[inject,autogen]"',
     ),
     _Home("smolagents", "SmolAgents", {"smolagents": "MANAGED"}, '-e ".[frameworks]"'),
     _Home("langgraph", "LangGraph", {"langgraph_supervisor": "SUPERVISED"}, '-e ".[frameworks]"'),
     _Home("openai_agents", "OpenAIAgents", {"openai_agents": "HANDOFFS"}, '-e ".[frameworks]"'),
-    _Home("crewai", "CrewAI", {"crewai_sequential": "SEQUENTIAL"}, "crewai"),
+    _Home("crewai", "CrewAI", {"crewai_sequential": "SEQUENTIAL"}, '-e ".[crewai]"'),
 )
 
 TEAMS = tuple(name for home in _HOMES for name in home.teams)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,10 @@ from dcl.errors import ConfigError
 from injection.anatomy import find_objects
 from injection.frameworks.stage import TOOL, Heard, Spoken, Stage, Tool, refuse_namesakes
 from injection.session import Session
+
+for _name in ("autogen_core", "autogen_agentchat"):
+    # Errors come out of a run as they are; without this, each is printed with its trace as well.
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 _LEDGER = ("is_request_satisfied", "is_in_loop", "is_progress_being_made", "next_speaker")
 _UNREADABLE = (

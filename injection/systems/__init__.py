@@ -8,6 +8,7 @@ from injection.session import System
 from injection.systems.agentverse import AgentVerse
 from injection.systems.debate import Debate
 from injection.systems.dylan import Dylan
+from injection.systems.experts import Experts
 from injection.systems.macnet import MacNet
 from injection.systems.manager import Manager
 from injection.systems.orchestrator import Orchestrator
@@ -18,6 +19,7 @@ __all__ = [
     "AgentVerse",
     "Debate",
     "Dylan",
+    "Experts",
     "MacNet",
     "Manager",
     "Orchestrator",
@@ -37,6 +39,7 @@ SYSTEMS: dict[str, System] = {
         AgentVerse(),
         Orchestrator(),
         Manager(),
+        Experts(),
     )
 }
 """Every system in its usual size, by name."""

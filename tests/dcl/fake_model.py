@@ -47,7 +47,9 @@ def _score(run: Trajectory) -> Logits:
     return Logits(pair.max(axis=1), pair.max(axis=0), pair, step, attention)
 
 
-def load(path: Path | None = None, *, threads: int | None = None) -> Attributor:
+def load(
+    path: Path | None = None, *, threads: int | None = None, injected: bool = False
+) -> Attributor:
     """Stands in for `dcl.cli.load_model`."""
     return Attributor(lambda run: cast(Bag, run), score, Calibration())
 

@@ -86,6 +86,15 @@ def test_an_adapter_follows_a_slow_loop() -> None:
     assert np.array_equal(got.attention, logits.attention)
 
 
+def test_without_heed_modes_are_the_shifts_alone() -> None:
+    logits = draw_logits()
+    modes = np.linspace(-1, 1, M)
+    found = replace(IDENTITY, modes=modes, heed=0.0)(logits, np.zeros((4, len(COLUMNS))), INDEX)
+    np.testing.assert_allclose(found.mode, modes, atol=1e-6)
+    np.testing.assert_allclose(found.pair, logits.agent[:, None] + modes, atol=1e-6)
+    np.testing.assert_array_equal(found.agent, logits.agent)
+
+
 def test_log_odds_are_finite_where_one_agent_has_all_of_it() -> None:
     odds = agent_log_odds(np.array([900.0, 0, 0, 0]), INDEX, 3)
     assert odds.tolist() == [8, -8, -8]

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dcl.adapting import FEWEST, adapt, compare, group_questions
+from dcl.adapting import (
+    FEWEST,
+    MOST_OF_A_SYSTEM,
+    adapt,
+    compare,
+    group_questions,
+    learn_natural,
+)
 from dcl.artifact import ADAPTER, INDEX, read_manifest, verify
 from dcl.attribution import Attribution, Calibration, Logits, decode
 from dcl.cli import app
@@ -139,3 +146,29 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
 def test_the_shipped_model_holds_nothing_of_a_system() -> None:
     listed = read_manifest(find_model("base"))["files"]
     assert not {ADAPTER, INDEX} & listed.keys()
+
+
+def of_system(example: Example, name: str) -> Example:
+    return replace(example, trajectory=replace(example.trajectory, metadata={"framework": name}))
+
+
+def test_natural_failures_are_read_by_what_other_systems_share() -> None:
+    network = load(injected=True)
+    examples = [of_system(make_example(i), f"system {i % 6}") for i in range(30)]
+    fitted, report = learn_natural(network, [examples[:15], examples[15:]])
+    assert (report.runs, report.systems) == (30, 6)
+    assert report.step == report.agent == 1.0  # always the coder, at the same place
+    assert report.before[1] <= report.step
+    assert "turns" in fitted.parts
+
+
+def test_one_system_does_not_lead_and_too_few_are_refused() -> None:
+    network = load(injected=True)
+    same = [of_system(make_example(0), "one")] * (MOST_OF_A_SYSTEM + 5)
+    with pytest.raises(
+        ConfigError, match=r"at least 5 systems, named by metadata\.framework, got 1"
+    ):
+        learn_natural(network, [same])
+    others = [of_system(make_example(i), f"system {i}") for i in range(5)]
+    _, report = learn_natural(network, [same, others])
+    assert report.runs == MOST_OF_A_SYSTEM + 5

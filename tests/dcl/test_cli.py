@@ -134,7 +134,7 @@ def test_at_most_a_batch_is_read_ahead(tmp_path: Path, monkeypatch: pytest.Monke
 
     model = fake_model.load()
     model.scorer = score
-    monkeypatch.setattr(cli, "load_model", lambda path, *, threads: model)
+    monkeypatch.setattr(cli, "load_model", lambda path, **options: model)
     log = write_lines(tmp_path / "log.jsonl", *(row_of(str(i), GOOD) for i in range(40)))
     CliRunner().invoke(cli.app, ["attribute", str(log)])
     assert sizes == [16, 16, 8]
@@ -329,7 +329,7 @@ def test_a_failed_run_leaves_what_was_there(run: Run, tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_2_before_the_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    def load(path: Path | None, *, threads: int | None) -> Any:
+    def load(path: Path | None, **options: object) -> Any:
         pytest.fail("the model was loaded")
 
     monkeypatch.setattr(cli, "load_model", load)

@@ -26,6 +26,7 @@ from dcl.artifact import (
     TOKENIZER,
     WEIGHTS,
     Window,
+    open_artifact,
     open_encoder,
     save_lexicon,
 )
@@ -299,3 +300,14 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_a_number_of_threads_below_1_is_refused(threads: int) -> None:
     with pytest.raises(ConfigError, match=f"threads: expected at least 1, got {threads}"):
         load(threads=threads)
+
+
+def test_a_model_reads_natural_failures_unless_told_otherwise() -> None:
+    natural, network = load(), load(injected=True)
+    assert isinstance(natural.scorer, OnnxScorer)
+    assert isinstance(network.scorer, OnnxScorer)
+    assert len(natural.scorer.adapters) == 1
+    assert network.scorer.adapters == ()
+    artifact = open_artifact()
+    assert natural.calibration == artifact.natural
+    assert network.calibration == artifact.calibration != artifact.natural

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,17 +26,20 @@ GOOD = {
 }
 
 
+Text = str | Callable[[dict[str, Any]], str] | None
+
+
 class FaultServer(ThreadingHTTPServer):
     """Serves one fault of the list a request, and good replies when the list is empty.
 
     Args:
         faults: Names of faults, see `Handler`.
-        text: What good replies say; None echoes nothing and keeps the default.
+        text: What good replies say, by the request if it is a function; None keeps the default.
     """
 
     daemon_threads = True
 
-    def __init__(self, faults: list[str], text: str | None = None) -> None:
+    def __init__(self, faults: list[str], text: Text = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.faults = list(faults)
         self.text = text
@@ -66,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.request_body = body
         with server.guard:
             server.requests.append(body)
             server.headers.append({k.lower(): v for k, v in self.headers.items()})
@@ -80,9 +84,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def good(self) -> None:
         reply = json.loads(json.dumps(GOOD))
-        if self.server.text is not None:
-            reply["choices"][0]["message"]["content"] = self.server.text
+        text = self.server.text
+        if text is not None:
+            text = text if isinstance(text, str) else text(self.request_body)
+            reply["choices"][0]["message"]["content"] = text
         self.send(json.dumps(reply))
+
+    def last(self) -> None:
+        self.good()
+        self.close_connection = True
 
     def wait(self) -> None:
         time.sleep(0.05)
@@ -172,7 +182,7 @@ FAULTS = [
 
 
 @contextmanager
-def serve(*faults: str, text: str | None = None) -> Iterator[FaultServer]:
+def serve(*faults: str, text: Text = None) -> Iterator[FaultServer]:
     """A running server."""
     server = FaultServer(list(faults), text)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -16,6 +16,7 @@ from injection.errors import AttackError, BudgetError, ModelError
 from injection.instructions import find_order
 from injection.plans import PlanConfig
 from injection.records import LEDGER, RECORDS
+from injection.report import summarise
 from injection.run import RunConfig, collect
 from injection.session import Brief, Message
 
@@ -169,12 +170,22 @@ def test_a_model_that_gives_the_text_back_makes_no_attack() -> None:
         LlmManipulator(endpoint(server)).corrupt(WORK, ErrorMode.FM_2_6, scene())
 
 
-def config(server: FaultServer, out: Path, **more: Any) -> RunConfig:
+def config(
+    server: FaultServer,
+    out: Path,
+    agents: Any = "scripted",
+    judge: Any = "none",
+    tasks: tuple[str, ...] = (),
+    **more: Any,
+) -> RunConfig:
     wire: dict[str, Any] = {"base_url": server.url, "model": "tiny", "retries": 1, "timeout": 30.0}
     return RunConfig(
         out=str(out),
         systems=("macnet_chain",),
+        tasks=tasks,
         tasks_per_file=1,
+        agents=agents,
+        judge=judge,
         manipulator="endpoint",
         plans=PlanConfig(per_task=3, max_faults=1),
         endpoint=EndpointConfig(**(wire | {"cache": str(out / "cache")} | more)),
@@ -209,6 +220,29 @@ def test_faults_of_the_server_lose_and_mislabel_nothing(faults: list[str], tmp_p
     )
 
 
+def play(request: dict[str, Any]) -> str:
+    """Agents know the answer, the manipulator another one."""
+    rewrites = request["messages"][0]["content"].startswith("You edit one message")
+    return "Answer: 5" if rewrites else "Answer: 2"
+
+
+def test_faults_of_the_server_are_no_failures_of_agents(tmp_path: Path) -> None:
+    tasks = tmp_path / "gsm8k.jsonl"
+    tasks.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    more: dict[str, Any] = {"agents": "endpoint", "tasks": (str(tasks),)}
+    with serve(text=play) as server:
+        found = collect(config(server, tmp_path / "calm", **more))
+    assert found.clean == {"clean_right": 1}
+    assert found.plans["proved"] + found.plans["benign"] > 0
+    with serve(*FAULTS * 3, text=play) as server:
+        for _ in range(40):
+            found = collect(config(server, tmp_path / "rough", retries=0, **more))
+            if found.clean["clean_right"] and not found.plans["no_reply"]:
+                break
+    assert not server.faults
+    assert records_of(tmp_path / "calm") == records_of(tmp_path / "rough")
+
+
 def test_a_used_up_budget_stops_cleanly_and_goes_on_later(tmp_path: Path) -> None:
     with serve(text="Answer: 5") as server:
         collect(config(server, tmp_path / "whole"))
@@ -222,6 +256,35 @@ def test_a_used_up_budget_stops_cleanly_and_goes_on_later(tmp_path: Path) -> Non
                 assert starts < 40
     assert starts > 2
     assert records_of(tmp_path / "parts") == records_of(tmp_path / "whole")
+
+
+def test_a_server_that_goes_away_later_is_no_wrong_address() -> None:
+    with serve("last") as server:
+        model = endpoint(server, retries=0)
+        model.complete(ASK, temperature=0)
+    with pytest.raises(ModelError, match="Connection error"):
+        model.complete(ASK, temperature=0, seed=2)
+
+
+def test_agents_on_an_endpoint_are_counted_by_why_they_gave_nothing(tmp_path: Path) -> None:
+    with serve(*["blank"] * 99) as server:
+        made = config(server, tmp_path, agents="endpoint", retries=0)
+        found = collect(made)
+    assert found.clean == {"no_clean_run": 6}
+    assert "the last time without: http://127" in summarise(found, tmp_path)
+
+
+def test_a_model_judges_free_text_where_it_is_asked_to(tmp_path: Path) -> None:
+    tasks = tmp_path / "gaia.jsonl"
+    row = {"task_id": "x", "Question": "Which river?", "Final answer": "the Ner"}
+    tasks.write_text(json.dumps(row) + "\n")
+    for judge, outcome in (("none", "clean_wrong"), ("endpoint", "clean_right")):
+        out = tmp_path / judge
+        with serve(text="Answer: river Ner\nCorrect") as server:
+            run = config(server, out, agents="endpoint", judge=judge, tasks=(str(tasks),))
+            assert collect(run).clean == {outcome: 1}
+        judged = [r for r in server.requests if "same?" in r["messages"][-1]["content"]]
+        assert bool(judged) == (judge == "endpoint")
 
 
 def test_no_secret_reaches_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 import dcl
-from dcl.errors import ConfigError
 from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import Example, Fault, Trajectory, Turn
 from injection.__main__ import app
 from injection.config import load_config
 from injection.logs import inject_logs
+from injection.natural import NaturalConfig
 from injection.probes import probe_records
-from injection.records import RECORDS
+from injection.records import LEDGER, RECORDS
+from injection.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
 OFFLINE = ROOT / "configs" / "injection" / "offline.yaml"
@@ -27,9 +30,10 @@ runner = CliRunner()
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "injection").glob("*.yaml")), ids=str)
 def test_every_published_configuration_is_one(file: Path) -> None:
     if file.stem == "frameworks":
-        for package in ("autogen_agentchat", "smolagents", "langgraph", "agents"):
+        for package in ("smolagents", "langgraph", "agents"):
             pytest.importorskip(package)
-    config = load_config(file, {"out": "elsewhere", "workers": 1})
+    kind = NaturalConfig if file.stem == "natural" else RunConfig
+    config = load_config(file, {"out": "elsewhere", "workers": 1}, kind)
     assert (config.out, config.workers) == ("elsewhere", 1)
 
 
@@ -48,14 +52,72 @@ def test_no_module_loads_torch() -> None:
 
 
 def test_a_wrong_configuration_is_refused(tmp_path: Path) -> None:
-    for text in ("out: x\ncolour: red\n", "out: x\nsystems: [swarm]\n", "out: x\nworkers: 0\n"):
-        file = tmp_path / "wrong.yaml"
-        file.write_text(text)
-        done = runner.invoke(app, ["run", "--config", str(file)])
-        assert done.exit_code == 2
-        assert done.stderr.startswith("error: ")
-    with pytest.raises(ConfigError, match="expected a YAML file"):
-        load_config(tmp_path / "absent.yaml", {})
+    file = tmp_path / "wrong.yaml"
+    for text, problem in (
+        ("colour: red", "'colour' is not accepted; `RunConfig` in injection/run.py says"),
+        ("systems: [swarm]", "systems: expected one of llm_debate, .*, got 'swarm'"),
+        ("workers: 0", "expected workers > 0"),
+        ("workers: many", "workers.*many"),
+        ("plans: {more_of: [FM-9.9]}", "plans.more_of: expected one of the 14 codes"),
+        ("scripted: {skill: 3}", "scripted.skill: expected 0 to 1, got 3"),
+        ("endpoint: {budget_tokens: -1}", "endpoint.budget_tokens: expected >= 0, got -1"),
+        ("tasks: [absent.jsonl]", "absent.jsonl: expected a file of tasks, got: No such file"),
+        (f"tasks: [{__file__}z]", "expected a file of tasks"),
+        ("agents: endpoint", "endpoint.model: expected the name of a model"),
+    ):
+        file.write_text(f"out: {tmp_path / 'out'}\n{text}\n")
+        assert re.search(problem, complaint(2, "run", "--config", file)), text
+    assert "required: out" in complaint(2, "run", "--config", _written(file, "workers: 1"))
+    assert "found none" in complaint(2, "run", "--config", tmp_path / "absent.yaml")
+
+
+def complaint(code: int, *arguments: object) -> str:
+    """What a command that must fail says: one line."""
+    done = runner.invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    assert done.stderr.startswith("error: ")
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def _written(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
+def test_places_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+    log = ROOT / "examples" / "parse_duration.json"
+    blocked = _written(tmp_path / "blocked", "")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    offline = ("offline", log, "--every", "--out")
+    assert "expected a place to write" in complaint(2, *offline, blocked / "x.jsonl")
+    assert "got a folder" in complaint(2, *offline, folder)
+    assert "--every takes others" in complaint(2, "offline", log, "--out", tmp_path / "new.jsonl")
+    assert not list(tmp_path.glob("new*"))
+    assert "absent" in complaint(3, "offline", tmp_path / "absent", "--out", tmp_path / "new")
+    assert "expected a folder" in complaint(2, "run", "--config", OFFLINE, "--out", blocked)
+    _written(folder / RECORDS, "")
+    assert "expected a file of `run`" in complaint(2, "report", folder)
+    _written(folder / LEDGER, "")
+    assert "expected a place" in complaint(2, "report", folder, "--out", blocked / "x.md")
+    for line in ('{"id": 1}', "[]", "{"):
+        _written(folder / LEDGER, f"{line}\n")
+        assert f"{LEDGER}:1: expected a JSON object" in complaint(2, "report", folder)
+    _written(folder / LEDGER, '{"name": 1}\n')
+    assert "choose another" in complaint(2, "run", "--config", OFFLINE, "--out", folder)
+
+
+def test_an_endpoint_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    text = f"out: {tmp_path / 'out'}\nagents: endpoint\nworkers: 1\n"
+    text += f"endpoint: {{model: tiny, base_url: '{url}', retries: 0}}\n"
+    file = _written(tmp_path / "run.yaml", text)
+    for command in ("run", "repair"):
+        line = complaint(2, command, "--config", file)
+        assert f"endpoint.base_url: expected a server at {url}" in line
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +158,13 @@ def test_the_report_counts_and_probes(folder: Path, tmp_path: Path) -> None:
         "Cost of a record",
     ):
         assert f"| {title}" in text
-    for probe in ("position only", "length only", "marker words", "style of the turn"):
+    for probe in (
+        "position only",
+        "role only",
+        "length only",
+        "marker words",
+        "style of the turn",
+    ):
         assert f"| {probe} |" in text
     assert runner.invoke(app, ["report", str(tmp_path / "absent")]).exit_code == 2
 
@@ -107,6 +175,21 @@ def planted(i: int, *, where: int, text: str) -> Example:
     turns = tuple(Turn(f"Agent{j}", content) for j, content in enumerate(said))
     run = Trajectory(str(i), f"question {i}", turns)
     return Example(run, (Fault(f"Agent{where}", ErrorMode.FM_1_1, where),))
+
+
+def test_a_role_that_is_always_attacked_is_found() -> None:
+    runs = []
+    for i in range(80):
+        at = i * 7 % 6
+        turns = tuple(Turn(f"A{j}", f"turn {i}", "boss" if j == at else "hand") for j in range(6))
+        run = Trajectory(str(i), f"question {i}", turns)
+        runs.append(Example(run, (Fault(f"A{at}", ErrorMode.FM_1_1, at),)))
+    assert {probe.name for probe in probe_records(runs).probes if probe.is_loud} == {"role only"}
+
+
+def test_runs_in_which_every_turn_was_attacked_prove_nothing_about_probes() -> None:
+    run = Trajectory("1", "question", (Turn("A", "alone"),))
+    assert probe_records([Example(run, (Fault("A", ErrorMode.FM_1_1, 0),))] * 9).probes == ()
 
 
 def test_probes_find_the_artifact_that_is_there_and_no_other() -> None:

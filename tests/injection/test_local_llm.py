@@ -10,6 +10,7 @@ from injection.endpoint import EndpointConfig
 from injection.plans import PlanConfig
 from injection.records import RECORDS
 from injection.run import RunConfig, collect
+from injection.tasks import DATA
 
 pytestmark = pytest.mark.llm
 
@@ -20,7 +21,7 @@ def wire() -> EndpointConfig:
     url, model = os.environ.get("DCL_LLM_URL"), os.environ.get("DCL_LLM_MODEL")
     if not url or not model:
         pytest.skip("no language model; set DCL_LLM_URL and DCL_LLM_MODEL")
-    return EndpointConfig(base_url=url, model=model, max_tokens=96, timeout=300.0, concurrency=1)
+    return EndpointConfig(base_url=url, model=model, max_tokens=64, timeout=300.0, concurrency=1)
 
 
 @pytest.mark.parametrize("agents", ["scripted", "endpoint"])
@@ -30,6 +31,7 @@ def test_a_real_model_goes_through_from_end_to_end(
     config = RunConfig(
         out=str(tmp_path),
         systems=("llm_debate",),
+        tasks=(str(DATA / "gsm8k.jsonl"), str(DATA / "mmlu_pro.jsonl")),
         tasks_per_file=1,
         agents=agents,  # type: ignore[arg-type]
         manipulator="endpoint",
@@ -38,7 +40,7 @@ def test_a_real_model_goes_through_from_end_to_end(
         workers=1,
     )
     found = collect(config)
-    assert found.clean.total() == 6  # what a weak model cannot do is counted
+    assert found.clean.total() == 2  # what a weak model cannot do is counted
     assert set(found.clean) <= {"clean_right", "clean_wrong"}
     records = list(dcl.read_examples(tmp_path / RECORDS))
     assert len(records) == found.plans["proved"] + found.plans["benign"]

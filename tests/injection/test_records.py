@@ -105,7 +105,12 @@ def test_turns_are_aligned_by_agent_and_number() -> None:
 
 
 def row(plan: str, size: int = 10) -> dict[str, Any]:
-    return {"injection": {"plan": plan}, "text": "x" * size}
+    attack = {"agent": "A", "mode": "FM-1.1", "strategy": CORRUPT, "nth": 0, "turns": []}
+    return {
+        "injection": {"plan": plan, "attacks": [attack]},
+        "ground_truth": {"is_injection_successful": plan != "benign"},
+        "text": "x" * size,
+    }
 
 
 def read(folder: Path, name: str = RECORDS) -> list[dict[str, Any]]:
@@ -141,6 +146,16 @@ def test_a_line_torn_at_any_byte_is_cut_off_and_written_again(tmp_path: Path) ->
         assert {r["id"] for r in read(tmp_path, LEDGER)} == {"a", "b"}
 
 
+def test_a_record_that_the_ledger_has_missed_keeps_its_outcome(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for plan, outcome in (("a", "proved"), ("benign", "benign")):
+        store.add(plan, outcome, row(plan))
+    (tmp_path / LEDGER).write_text("")
+    assert Store(tmp_path).outcomes() == {"a": "proved", "benign": "benign"}
+    faults = [{"agent": "A", "mode": "FM-1.1", "strategy": CORRUPT, "nth": 0}]
+    assert [line["faults"] for line in read(tmp_path, LEDGER)] == [faults, faults]
+
+
 def test_failures_are_counted_until_they_are_made_good(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add("failed-group-a", "no_clean_run", group="s/b/a")
@@ -170,7 +185,7 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
         Store(tmp_path)
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match="expected a place for records"):
+    with pytest.raises(ConfigError, match="expected a folder for records"):
         Store(file)
 
 

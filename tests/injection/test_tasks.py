@@ -45,6 +45,44 @@ def test_a_published_layout_is_known_by_its_keys(benchmark: str, tmp_path: Path)
     assert task.answer.strip() == ANSWERS.get(benchmark, task.answer.strip())
 
 
+def test_a_folder_of_one_problem_a_file_is_read_whole(tmp_path: Path) -> None:
+    for name in ("algebra/1.json", "algebra/2.json", "geometry/1.json"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(ROWS["MATH"], indent=4))
+    (tmp_path / "README.md").write_text("no tasks")
+    tasks = read_tasks(tmp_path)
+    assert [task.id for task in tasks] == ["algebra-1-0", "algebra-2-0", "geometry-1-0"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ConfigError, match="expected files of tasks"):
+        read_tasks(empty)
+
+
+def test_tables_without_a_header_are_those_of_mmlu(tmp_path: Path) -> None:
+    file = tmp_path / "anatomy_test.csv"
+    file.write_text('"Which one,\nof these?",a,b,c,d,D\n')
+    (task,) = read_tasks(file)
+    assert (task.benchmark, task.answer) == ("MMLU", "D")
+    assert task.question == "Which one,\nof these?\nA) a\nB) b\nC) c\nD) d"
+    file.write_text("question,answer\n")
+    with pytest.raises(TraceError, match="expected a task with one of the sets of keys"):
+        read_tasks(file)
+
+
+def test_parquet_is_read_as_it_is_published(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    file = tmp_path / "test-00000-of-00001.parquet"
+    write_table(arrow.Table.from_pylist([ROWS["MMLU-Pro"], ROWS["MMLU-Pro"]]), file)
+    first, second = read_tasks(file)
+    assert (first.answer, second.id) == ("B", "7")
+    file.write_text("none")
+    with pytest.raises(ConfigError, match="expected a file of tasks"):
+        read_tasks(file)
+
+
 def test_an_unknown_layout_says_what_was_expected(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"text": 1}\n')
