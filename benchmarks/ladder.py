@@ -192,4 +192,5 @@ def _draw_score(axes: Axes, rungs: Sequence[Rung], score: str, floor: str) -> No
 
 def _size(folder: Path) -> float:
     """Megabytes of the files of a model."""
-    return float(sum(entry["bytes"] for entry in read_manifest(folder)["files"].values())) / 1e6
+    sizes: list[int] = [entry["bytes"] for entry in read_manifest(folder)["files"].values()]
+    return sum(sizes) / 1e6

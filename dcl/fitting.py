@@ -339,7 +339,8 @@ def _fit_modes(runs: Sequence[Observation], folds: NDArray[np.int64]) -> tuple[F
     tried = {heed: _fit_shifts([runs[i] for i in known], folds[known], heed) for heed in HEEDS}
     heed = min(tried, key=lambda heed: tried[heed][1])
     own = sum(
-        _log_loss(runs[i].logits.mode, runs[i].targets.mode.astype(np.float64)) for i in known
+        _log_loss(run.logits.mode.astype(np.float64), run.targets.mode.astype(np.float64))
+        for run in (runs[i] for i in known)
     )
     shifts, loss = tried[heed]
     return (shifts, heed) if loss < own else (np.zeros(len(MODES)), 1.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from dcl.errors import ConfigError
 from dcl.taxonomy import MODES, ErrorMode
 from injection.endpoint import Endpoint, EndpointConfig, LlmManipulator, redact
 from injection.errors import AttackError, BudgetError, ModelError
-from injection.instructions import find_order
+from injection.instructions import find_order, order_for
 from injection.plans import PlanConfig
 from injection.records import LEDGER, RECORDS
 from injection.report import summarise
+from injection.rules import Scene
 from injection.run import RunConfig, collect
 from injection.session import Brief, Message
 
@@ -168,6 +170,21 @@ def test_each_mode_is_asked_of_the_model_with_its_definition() -> None:
 def test_a_model_that_gives_the_text_back_makes_no_attack() -> None:
     with serve(text=f" {WORK}\n") as server, pytest.raises(AttackError, match="as it was"):
         LlmManipulator(endpoint(server)).corrupt(WORK, ErrorMode.FM_2_6, scene())
+
+
+def test_a_model_that_quotes_its_instructions_makes_no_attack() -> None:
+    mode = ErrorMode.FM_3_2
+    brief = Brief(STORY, (), "Give your solution.").render()
+    for said in ("The way of failing: no.", f"So. {mode.definition}", "Reply with the edited"):
+        with serve(text=said) as server, pytest.raises(AttackError, match="own instructions"):
+            LlmManipulator(endpoint(server)).corrupt(WORK, mode, scene())
+    for said in (STORY, f"{WORK} Fine."):
+        with serve(text=said) as server:
+            assert LlmManipulator(endpoint(server)).corrupt(WORK, mode, scene()) == said
+    order = order_for(mode, "math", (), random.Random(0))
+    with serve(text=order) as server:
+        place = Scene(STORY, (), (), random.Random(0), domain="math")
+        assert order in LlmManipulator(endpoint(server)).inject(brief, mode, place)
 
 
 def config(

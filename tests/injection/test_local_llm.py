@@ -42,8 +42,9 @@ def test_a_real_model_goes_through_from_end_to_end(
     found = collect(config)
     assert found.clean.total() == 2  # what a weak model cannot do is counted
     assert set(found.clean) <= {"clean_right", "clean_wrong"}
-    records = list(dcl.read_examples(tmp_path / RECORDS))
-    assert len(records) == found.plans["proved"] + found.plans["benign"]
+    kept = found.plans["proved"] + found.plans["benign"]
+    assert len((tmp_path / RECORDS).read_text().splitlines()) == kept
+    records = list(dcl.read_examples(tmp_path / RECORDS)) if kept else []
     for example in records:
         assert example.clean is not None
         for fault in example.faults or ():

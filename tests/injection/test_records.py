@@ -158,15 +158,16 @@ def test_a_record_that_the_ledger_has_missed_keeps_its_outcome(tmp_path: Path) -
 
 def test_failures_are_counted_until_they_are_made_good(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.add("failed-group-a", "no_clean_run", group="s/b/a")
-    store.add("failed-plan", "no_reply", group="s/b/c")
+    store.add("failed-group-a", "no_clean_run", reason="cut off", group="s/b/a")
+    store.add("failed-plan", "no_reply", reason="timed out", group="s/b/c")
     store.add("group-b", "clean_wrong", group="s/b/b")
     found = tally(store.outcomes())
     assert found.plans == {"no_reply": 1}
     assert found.clean == {"no_clean_run": 1, "clean_wrong": 1}
-    assert summarise(found, Path("out")) == (
-        "0 proved records of 1 plans in out\nno_reply 1\n"
-        "0 of 2 clean runs are right, 1 without a usable reply"
+    assert summarise(found, tmp_path) == (
+        f"0 proved records of 1 plans in {tmp_path}\nno_reply 1\n"
+        "0 of 2 clean runs are right, 1 without a usable reply\n"
+        "the last time without: timed out"
     )
     report = write_report(tmp_path)
     assert "| no_clean_run | 1 |" in report
