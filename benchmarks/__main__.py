@@ -1,4 +1,4 @@
-"""`python -m benchmarks evaluate | alarms | soak | turn-cost | ladder | ...`: scores and costs."""
+"""`python -m benchmarks evaluate | latency | turn-cost | ladder | soak | ...`: scores and costs."""
 
 from __future__ import annotations
 
@@ -219,6 +219,119 @@ def turn_cost_command(
     except DclError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+
+
+class Clock(str, Enum):
+    """Choices of `--clock`."""
+
+    WALL = "wall"
+    CPU = "cpu"
+
+
+@app.command("latency")
+def latency_command(
+    data: Annotated[list[Path], typer.Option(help="Log whose turns are used; repeatable.")],
+    work: Annotated[Path, typer.Option(help="Folder that keeps what others are made from.")],
+    contender: Annotated[
+        list[str] | None, typer.Option(help="Who takes part; repeatable; all if not given.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    source: Annotated[
+        str, typer.Option(help="Its encoder before export, as `export encoder` takes it.")
+    ] = "minilm",
+    llm: Annotated[
+        Path | None, typer.Option(help="Folder of a small language model that judges, too.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of each contender.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all are asked.")] = 3,
+    growth: Annotated[
+        bool, typer.Option(help="Show how cost grows, too, as the command of that name does.")
+    ] = True,
+    clock: Annotated[
+        Clock, typer.Option(help="cpu where other processes want the same cores.")
+    ] = Clock.WALL,
+    out: Annotated[Path | None, typer.Option(help="File for all that was measured, JSON.")] = None,
+) -> None:
+    """Time turns and runs beside what else reads turns, and hold it against the machine's peak."""
+    from benchmarks.contenders import CONTENDERS
+    from benchmarks.latency import LatencyConfig, measure, to_json
+    from benchmarks.latency import to_markdown as to_table
+
+    with _errors():
+        config = LatencyConfig(
+            data=tuple(data),
+            work=work,
+            contenders=tuple(contender or CONTENDERS),
+            model=model,
+            source=source,
+            llm=llm,
+            threads=threads,
+            rounds=rounds,
+            clock=clock.value,
+        )
+        report = measure(config)
+        if out is not None:
+            out.write_text(json.dumps(to_json(report), indent=2) + "\n", encoding="utf-8")
+        typer.echo(to_table(report), nl=False)
+    if growth:
+        typer.echo()
+        growth_command(data, model=model)
+
+
+@app.command("breakdown")
+def breakdown_command(
+    data: Annotated[
+        list[Path], typer.Option(help="Log whose turns fix the scales of static int8; repeatable.")
+    ],
+    work: Annotated[Path, typer.Option(help="Folder that keeps the graphs, as of latency.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Of the turn.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each graph.")] = 60,
+) -> None:
+    """Show where the time of one turn goes, and how near it comes to the machine's peak."""
+    from benchmarks.breakdown import break_down, list_graphs
+    from benchmarks.breakdown import to_markdown as to_table
+    from benchmarks.latency import LatencyConfig, make_setup
+    from benchmarks.materials import make_encoders
+
+    with _errors():
+        setup = make_setup(LatencyConfig(data=tuple(data), work=work))
+        make_encoders(setup, data)
+        rows = break_down(list_graphs(setup), Path(setup.source), tokens=tokens, repeats=repeats)
+        typer.echo(to_table(rows), nl=False)
+
+
+@app.command("growth")
+def growth_command(
+    data: Annotated[list[Path], typer.Option(help="Log whose runs are used; repeatable.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+    ] = None,
+    open_runs: Annotated[
+        list[int] | None, typer.Option(min=1, help="Runs open at a time; repeatable.")
+    ] = None,
+    length: Annotated[
+        list[int] | None, typer.Option(min=2, help="Turns of a run; repeatable.")
+    ] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="Threads; repeatable; 1 to all if not given.")
+    ] = None,
+) -> None:
+    """Show how cost grows with the turns of a run, with open runs and with threads."""
+    from benchmarks.growth import LENGTHS, OPEN_RUNS, GrowthConfig, grow
+    from benchmarks.growth import to_markdown as to_table
+    from dcl.runtime import count_cores, load
+
+    with _errors():
+        config = GrowthConfig(
+            data=tuple(data),
+            lengths=tuple(length or LENGTHS),
+            open_runs=tuple(open_runs or OPEN_RUNS),
+            threads=tuple(threads or range(1, count_cores() + 1)),
+        )
+        growth = grow(config, lambda threads: load(model, threads=threads))
+        typer.echo(to_table(growth), nl=False)
 
 
 @app.command("ladder")

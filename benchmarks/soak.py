@@ -219,12 +219,12 @@ def soak(
             if not host.offer():
                 time.sleep(0.05)  # as fast as the monitor takes them, and a little faster
             if not memory or share - memory[-1][0] > 0.01:
-                memory.append((share, _resident_mb()))
+                memory.append((share, resident_mb()))
             if share > 0.5 and not monitor.stats().get("reloads"):
                 monitor.reload(load)
         monitor.flush()
         report = host.finish(time.perf_counter() - start)
-        report.memory_mb = _settle([*memory, (1.0, _resident_mb())])
+        report.memory_mb = _settle([*memory, (1.0, resident_mb())])
         _compare(host, load(), report)
     finally:
         monitor.close()
@@ -268,7 +268,7 @@ def _settle(memory: Sequence[tuple[float, float]]) -> tuple[float, float, float]
     return settled[0], max(settled), settled[-1]
 
 
-def _resident_mb() -> float:
+def resident_mb() -> float:
     """Resident memory of this process."""
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])

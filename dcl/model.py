@@ -27,6 +27,8 @@ from dcl.taxonomy import MODES
 M = len(MODES)
 RELATIONS = ("past", "past", "future", "future", "same", "same", "reply", "replied")
 """What each head of a context layer may look at; one set of weights a head."""
+FAR = 1e30
+"""Distance at which no head sees anything, however flat its slope has become."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +166,12 @@ class ContextLayer(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, turns: Tensor, allowed: Tensor) -> Tensor:
+    def forward(self, turns: Tensor, distance: Tensor) -> Tensor:
         """Let each turn look at its relations.
 
         Args:
             turns: `(B, T, D)`.
-            allowed: `(B, H, T, T)` bool, whether turn t (row) may look at turn s in this head.
+            distance: `(B, H, T, T + 1)`, what `measure_distance` gives.
 
         Returns:
             `(B, T, D)`.
@@ -180,15 +182,11 @@ class ContextLayer(nn.Module):
             .view(B, T, 3, self.heads, D // self.heads)
             .permute(2, 0, 3, 1, 4)
         )  # each (B, H, T, D/H)
-        order = torch.arange(T, device=turns.device)
-        distance = torch.log1p((order[:, None] - order[None, :]).abs().float())  # (T, T)
-        logits = query @ key.transpose(-1, -2) / math.sqrt(D // self.heads)  # (B, H, T, T)
-        logits = logits - F.softplus(self.slope)[:, None, None] * distance
-        logits = logits.masked_fill(~allowed, -1e4)
-        # A constant logit of 0 is a place to look at nothing: the first turn has no past.
-        rest = torch.zeros_like(logits[..., :1])
-        weights = torch.cat([logits, rest], dim=-1).softmax(dim=-1)[..., :T]
-        mixed = (weights @ value).transpose(1, 2).reshape(B, T, D)
+        # One place more, with a logit of 0, to look at nothing: the first turn has no past.
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))  # (B, H, T + 1, D/H)
+        query = query / math.sqrt(D // self.heads)
+        logits = query @ key.transpose(-1, -2) - F.softplus(self.slope)[:, None, None] * distance
+        mixed = (logits.softmax(dim=-1) @ value).transpose(1, 2).reshape(B, T, D)
         turns = turns + self.dropout(self.merge(mixed))
         fed: Tensor = self.dropout(self.feed(turns))
         return turns + fed
@@ -262,9 +260,9 @@ class Network(nn.Module):
         send their gradient to the step head and no further.
         """
         turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
-        allowed = relate(reply_to, member)  # (B, H, T, T)
+        distance = measure_distance(relate(reply_to, member))  # (B, H, T, T + 1)
         for layer in self.context:
-            turns = layer(turns, allowed)
+            turns = layer(turns, distance)
         turns = self.output_norm(turns)
         gated = torch.tanh(self.gate_value(turns)) * torch.sigmoid(self.gate_open(turns))
         attention = self.query(gated)  # (B, T, M + 1)
@@ -491,3 +489,21 @@ def relate(reply_to: Tensor, member: Tensor) -> Tensor:
         "replied": reply.transpose(1, 2),
     }
     return torch.stack([relations[name] for name in RELATIONS], dim=1)
+
+
+def measure_distance(allowed: Tensor) -> Tensor:
+    """How far each turn is from what its heads may look at.
+
+    At 2,000 turns such a tensor has 128 MB, so all layers share this one, and each makes as few of
+    its size as it can.
+
+    Args:
+        allowed: `(B, H, T, T)` bool, what `relate` gives.
+
+    Returns:
+        `(B, H, T, T + 1)` float32: `ln(1 + turns between)`, `FAR` where a head may not look, and
+        0 for the last place, which is nothing.
+    """
+    order = torch.arange(allowed.shape[-1], device=allowed.device)
+    gaps = torch.log1p((order[:, None] - order[None, :]).abs().float())  # (T, T)
+    return F.pad(torch.where(allowed, gaps, FAR), (0, 1))

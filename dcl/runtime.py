@@ -1,8 +1,9 @@
-"""The onnxruntime scorer: one encoder call a turn, one cheap head call a bag.
+"""The scorer: one encoder call a turn, one cheap head call a bag.
 
 Turns are encoded one at a time. On a CPU a batch is no faster, padding is wasted work, and int8
 with scales taken from the batch would make a turn's vector depend on its neighbours; alone, a
-turn has the same vector in every run, so whole-run and turn-by-turn results agree.
+turn has the same vector in every run, so whole-run and turn-by-turn results agree. Which engine
+multiplies is chosen in `load`; the head always runs on onnxruntime.
 """
 
 from __future__ import annotations
@@ -11,16 +12,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-# Read by onnxruntime when it is loaded; without it, it writes to the home folder.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -39,11 +35,15 @@ from dcl.artifact import (
 )
 from dcl.attribution import Attributor, Floats, Logits
 from dcl.bag import Bag, BagMaker
+from dcl.engines import EngineName, choose_engine, open_engine, open_session, run_session
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES, describe_vectors
 from dcl.lexical import BIGRAM_ROWS, Lexicon
 from dcl.shipped import find_model
 from dcl.taxonomy import MODES
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 OUTPUTS = ("agent", "mode", "pair", "step", "attention")
 """Outputs of `head.onnx`, in order."""
@@ -60,23 +60,24 @@ class Encoder:
         file: The ONNX graph.
         threads: Turns encoded side by side; > 0.
         remember: Vectors kept by content, least recently used first out; 0 keeps none.
+        engine: What runs the graph.
 
     Raises:
         ArtifactError: If the graph cannot be loaded, or is no encoder.
+        ConfigError: If the engine is unknown or not installed.
     """
 
-    def __init__(self, file: Path, *, threads: int = 1, remember: int = 4096) -> None:
-        self._session = open_session(file)
-        inputs, output = self._session.get_inputs(), self._session.get_outputs()[0]
-        types = [node.type for node in inputs]
-        if types != ["tensor(int64)"] * 2 or [type(n) for n in output.shape[1:]] != [int]:
-            raise ArtifactError(
-                f"{file}: expected a graph from ids and mask (B, L) to vectors (B, E), got "
-                f"{len(inputs)} inputs and an output {output.shape}; export the model again"
-            )
-        self._inputs = [node.name for node in inputs]
-        self.width: int = output.shape[-1]
-        self.digest = sha256(file.read_bytes()).digest()
+    def __init__(
+        self,
+        file: Path,
+        *,
+        threads: int = 1,
+        remember: int = 4096,
+        engine: EngineName = "onnxruntime",
+    ) -> None:
+        self._engine = open_engine(engine, file, threads=threads)
+        self.width = self._engine.width
+        self.digest = self._engine.digest
         self.threads = threads
         self._remember = remember
         self._known: OrderedDict[bytes, Floats] = OrderedDict()
@@ -107,7 +108,7 @@ class Encoder:
         return np.stack([found[key] for key in keys])
 
     def _encode_all(self, windows: Sequence[NDArray[np.int32]]) -> list[Floats]:
-        """Encode turns side by side; onnxruntime lets go of the interpreter while it works."""
+        """Encode turns side by side; engines let go of the interpreter while they work."""
         if self.threads == 1 or len(windows) < 2:
             return [self._encode(window) for window in windows]
         with ThreadPoolExecutor(self.threads) as pool:
@@ -115,9 +116,7 @@ class Encoder:
 
     def _encode(self, window: NDArray[np.int32]) -> Floats:
         """Vector of one turn, `(E,)`."""
-        ids = window[None].astype(np.int64)
-        feed = dict(zip(self._inputs, (ids, np.ones_like(ids)), strict=True))
-        vector: Floats = _run(self._session, None, feed)[0][0]
+        vector: Floats = self._engine(window[None].astype(np.int64))[0]
         return vector
 
 
@@ -135,7 +134,7 @@ class OnnxScorer:
     def __init__(
         self,
         encoder: Encoder,
-        head: ort.InferenceSession,
+        head: InferenceSession,
         lexicon: Lexicon,
         adapters: Sequence[Adapter] = (),
     ) -> None:
@@ -194,7 +193,7 @@ class OnnxScorer:
         """Logits of the network, and what it was fed, without the batch axis."""
         inputs = dict(head_inputs(bag, vectors, task, self.lexicon))
         feed = {name: array[None] for name, array in inputs.items()}
-        return Logits(*(output[0] for output in _run(self.head, OUTPUTS, feed))), inputs
+        return Logits(*(output[0] for output in run_session(self.head, OUTPUTS, feed))), inputs
 
 
 def _describe(logits: Logits, inputs: dict[str, NDArray[Any]], bag: Bag) -> NDArray[np.float64]:
@@ -229,7 +228,11 @@ def head_inputs(
 
 
 def load(
-    path: str | Path | None = None, *, injected: bool = False, threads: int | None = None
+    path: str | Path | None = None,
+    *,
+    injected: bool = False,
+    threads: int | None = None,
+    engine: EngineName | None = None,
 ) -> Attributor:
     """Load a model and everything it needs; torch is not among it.
 
@@ -239,6 +242,8 @@ def load(
             that were injected by prompt (AEGIS). Otherwise the reading of natural failures and
             what `dcl fit` learned are applied, where the model has them.
         threads: Turns encoded side by side; None means every core this process may use.
+        engine: What encodes turns; None takes the quickest that is there, see
+            `dcl.engines.choose_engine`.
 
     Returns:
         An attributor that may be shared between threads.
@@ -246,12 +251,16 @@ def load(
     Raises:
         ArtifactError: If the folder is missing, damaged, or not exported yet, or if its parts do
             not fit one another.
-        ConfigError: If `threads` is not positive.
+        ConfigError: If `threads` is not positive, or the engine is unknown or not installed.
     """
     if threads is not None and threads < 1:
         raise ConfigError(f"threads: expected at least 1, got {threads}")
     artifact = open_artifact(find_model(path) if isinstance(path, str) else path)
-    encoder = Encoder(artifact.path / ENCODER, threads=threads or count_cores())
+    encoder = Encoder(
+        artifact.path / ENCODER,
+        threads=threads or count_cores(),
+        engine=choose_engine(artifact.manifest, engine),
+    )
     head = open_session(artifact.path / HEAD)
     _check_head(artifact.path / HEAD, head, encoder.width)
     bagger, lexicon = load_bagger(artifact), load_lexicon(artifact.path / LEXICON)
@@ -289,41 +298,7 @@ def load_bagger(artifact: Artifact | EncoderSource) -> BagMaker:
     return BagMaker(tokenizer, head=artifact.window.head, tail=artifact.window.tail)
 
 
-def open_session(file: Path) -> ort.InferenceSession:
-    """An onnxruntime session for a CPU with no threads of its own.
-
-    Raises:
-        ArtifactError: If the file is missing or not a graph that this onnxruntime can run.
-    """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = False  # an arena only grows where shapes vary
-    options.enable_mem_pattern = False
-    options.log_severity_level = 3
-    if not file.is_file():
-        raise ArtifactError(f"{file}: expected an exported model; run `python -m export convert`")
-    try:
-        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors share no public base
-        raise ArtifactError(f"{file}: onnxruntime cannot load it: {error}") from None
-
-
-def _run(
-    session: ort.InferenceSession, outputs: Sequence[str] | None, feed: dict[str, Any]
-) -> list[NDArray[np.float32]]:
-    """Outputs of a graph; None means all of them.
-
-    Raises:
-        ArtifactError: If the graph does not take what it is fed.
-    """
-    try:
-        return list(session.run(outputs, feed))
-    except Exception as error:  # onnxruntime's errors share no public base
-        raise ArtifactError(f"the model does not run: {error}; export it again") from None
-
-
-def _check_head(file: Path, head: ort.InferenceSession, width: int) -> None:
+def _check_head(file: Path, head: InferenceSession, width: int) -> None:
     """Check that a graph is a head for vectors of this width.
 
     Raises:

@@ -128,24 +128,24 @@ class TurnEncoder(nn.Module):
         """The sentence-transformers model, which shares its weights."""
         return self._whole[0]
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Encode turns.
 
         Args:
             ids: `(B, L)` int64, padded on the right.
-            mask: `(B, L)` int64, 1 where there is a token.
+            mask: `(B, L)` int64, 1 where there is a token; None where all turns have one length.
 
         Returns:
             `(B, E)` float32, unit norm.
         """
         return self.pool(self.m(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
 
-    def pool(self, h: Tensor, mask: Tensor) -> Tensor:
+    def pool(self, h: Tensor, mask: Tensor | None) -> Tensor:
         """One unit vector a turn from the last hidden states.
 
         Args:
             h: `(B, L, E)` float.
-            mask: `(B, L)` int64, 1 where there is a token.
+            mask: `(B, L)` int64, 1 where there is a token; None where all turns have one length.
 
         Returns:
             `(B, E)`, unit norm.
@@ -153,7 +153,9 @@ class TurnEncoder(nn.Module):
         if self.pooling == "cls":
             pooled = h[:, 0]
         elif self.pooling == "max":
-            pooled = h.masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
+            pooled = (h if mask is None else h.masked_fill(mask[..., None] == 0, -1e9)).amax(dim=1)
+        elif mask is None:
+            pooled = h.mean(dim=1)
         else:
             w = mask.unsqueeze(-1).to(h.dtype)
             pooled = (h * w).sum(1) / w.sum(1).clamp(min=1)

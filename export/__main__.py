@@ -1,4 +1,4 @@
-"""The command line: `python -m export encoder | static | convert`.
+"""The command line: `python -m export encoder | static | convert | renew`.
 
 Exit codes are those of `dcl`: 2 for wrong usage, 3 for a run that cannot be read, 4 for a model
 that is missing, damaged, or did not pass a gate.
@@ -16,7 +16,7 @@ import typer
 
 from dcl.artifact import ENCODER, HEAD, read_manifest
 from dcl.errors import ConfigError, DclError
-from dcl.formats import read_examples
+from dcl.formats import read_examples, read_trajectories
 
 app = typer.Typer(
     help="From torch to ONNX, with a parity gate at the end.",
@@ -40,6 +40,10 @@ def encoder(
         typer.Option(metavar="I,I,...", help="Transformer layers to keep; all if not given."),
     ] = "",
     int8: Annotated[bool, typer.Option(help="Quantise the weights.")] = True,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(help="Logs whose turns fix the scales: static int8; may be repeated."),
+    ] = None,
     keep_fp32: Annotated[
         bool, typer.Option("--keep-fp32", help="Write encoder_fp32.onnx, too.")
     ] = False,
@@ -47,7 +51,9 @@ def encoder(
     """Make an encoder folder of a sentence-transformers model."""
     with complain():
         from export.encoder import export_encoder
+        from export.qdq import draw_turns
 
+        logs = chain.from_iterable(map(read_trajectories, calibrate or ()))
         export_encoder(
             source,
             out,
@@ -55,6 +61,7 @@ def encoder(
             tail=tail,
             layers=parse_layers(layers),
             int8=int8,
+            turns=draw_turns(logs) if calibrate else None,
             keep_fp32=keep_fp32,
         )
         _report(out, ENCODER)
@@ -119,6 +126,28 @@ def convert(
             points=points,
         )
         _report(out, HEAD)
+
+
+@app.command()
+def renew(
+    model: Annotated[Path, typer.Argument(help="Folder that `convert` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    data: Annotated[list[Path], typer.Option(help="Labelled runs; may be repeated.")],
+    source: Annotated[
+        str, typer.Option(help="Where the encoder of the model is from, as `encoder` takes it.")
+    ] = "minilm",
+    static: Annotated[
+        bool, typer.Option("--static", help="Write static int8, which runs on any engine.")
+    ] = False,
+    points: Annotated[float, typer.Option(help="Most points of pair F1 that int8 may cost.")] = 0.5,
+) -> None:
+    """Export the encoder of a model again, for a newer graph or for another engine."""
+    with complain():
+        from export.renew import renew
+
+        examples = chain.from_iterable(map(read_examples, data))
+        renew(model, out, source=source, examples=examples, static=static, points=points)
+        _report(out, ENCODER)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

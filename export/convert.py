@@ -40,10 +40,11 @@ from dcl.artifact import (
     write_artifact,
 )
 from dcl.attribution import Attributor
+from dcl.engines import EngineName, open_session
 from dcl.errors import ArtifactError, ConfigError, ParityError
 from dcl.inference import load_model
 from dcl.model import BagLogits, BagTensors, Model
-from dcl.runtime import OUTPUTS, Encoder, OnnxScorer, count_cores, load_bagger, open_session
+from dcl.runtime import OUTPUTS, Encoder, OnnxScorer, count_cores, load_bagger
 from dcl.splits import group_of, split_of
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example
@@ -119,7 +120,11 @@ def convert(
         parity: dict[str, Any] = {"head": check_head(model, head, tolerance=tolerance)}
         if examples is not None and fp32_encoder is not None:
             chosen = choose_examples(examples, training)
-            parity["int8"] = check_int8(artifact, head, fp32_encoder, chosen, points=points)
+            encoders: dict[str, tuple[Path, EngineName]] = {
+                "int8": (artifact.path / ENCODER, "onnxruntime"),
+                "fp32": (fp32_encoder, "onnxruntime"),
+            }
+            parity["int8"] = check_pairs(artifact, head, encoders, chosen, points=points)
 
         fitted, notes = None, describe_export(artifact, parity)
         if natural:
@@ -332,61 +337,70 @@ def choose_examples(examples: Iterable[Example], training: Mapping[str, Any]) ->
     Raises:
         ConfigError: If there is none.
     """
-    data = training.get("data", {})
-    shares = {name: data[f"{name}_share"] for name in ("valid", "test") if f"{name}_share" in data}
     chosen = [
         example
         for example in examples
         if example.faults is not None
         and all(fault.mode is not None for fault in example.faults)
-        and split_of(group_of(example), **shares) == "valid"
+        and find_split(example, training) == "valid"
     ]
     if not chosen:
         raise ConfigError("data: expected labelled runs of validation questions, found none")
     return chosen
 
 
-def check_int8(
+def find_split(example: Example, training: Mapping[str, Any]) -> str:
+    """What a training run with this configuration used an example for."""
+    data = training.get("data", {})
+    shares = {name: data[f"{name}_share"] for name in ("valid", "test") if f"{name}_share" in data}
+    return split_of(group_of(example), **shares)
+
+
+def check_pairs(
     artifact: Artifact,
     head: Path,
-    fp32_encoder: Path,
+    encoders: Mapping[str, tuple[Path, EngineName]],
     examples: Sequence[Example],
     *,
     points: float,
 ) -> dict[str, Any]:
-    """Compare what the model finds with its own encoder and with the encoder before quantising.
+    """Compare what a model finds with several encoders; the one named `fp32` is the measure.
 
     Args:
-        artifact: The trained model.
+        artifact: The model.
         head: Graph of its network.
-        fp32_encoder: Graph of the encoder before quantising.
+        encoders: Graphs of its encoder and what runs them, by name.
         examples: Labelled runs it was not trained on.
         points: Most points of pair micro-F1 that may be lost.
 
     Returns:
-        For the manifest: both scores in points, the bound, and the number of runs.
+        For the manifest: all scores in points, the bound, and the number of runs.
 
     Raises:
         ParityError: If more is lost.
     """
-    files = {"int8": artifact.path / ENCODER, "fp32": fp32_encoder}
-    f1 = {name: score_pairs(artifact, head, file, examples) for name, file in files.items()}
-    if f1["fp32"] - f1["int8"] > points:
-        raise ParityError(
-            f"int8 encoder: expected at most {points:g} points of pair micro-F1 to be lost on "
-            f"{len(examples)} runs, got {f1['int8']:.2f} after {f1['fp32']:.2f}; "
-            "nothing was written"
-        )
-    return {
-        "pair_f1_int8": round(f1["int8"], 3),
-        "pair_f1_fp32": round(f1["fp32"], 3),
-        "points": points,
-        "runs": len(examples),
+    f1 = {
+        name: score_pairs(artifact, head, file, examples, engine=engine)
+        for name, (file, engine) in encoders.items()
     }
+    for name, score in f1.items():
+        if f1["fp32"] - score > points:
+            raise ParityError(
+                f"{name} encoder: expected at most {points:g} points of pair micro-F1 to be lost "
+                f"on {len(examples)} runs, got {score:.2f} after {f1['fp32']:.2f}; "
+                "nothing was written"
+            )
+    scores = {f"pair_f1_{name}": round(score, 3) for name, score in f1.items()}
+    return {**scores, "points": points, "runs": len(examples)}
 
 
 def score_pairs(
-    artifact: Artifact, head: Path, encoder: Path, examples: Sequence[Example]
+    artifact: Artifact,
+    head: Path,
+    encoder: Path,
+    examples: Sequence[Example],
+    *,
+    engine: EngineName = "onnxruntime",
 ) -> float:
     """Micro-F1 of (agent, mode) pairs at the calibrated threshold, 0 to 100.
 
@@ -395,8 +409,9 @@ def score_pairs(
         head: Graph of the network.
         encoder: Graph of the encoder.
         examples: Labelled runs.
+        engine: What runs the encoder.
     """
-    attributor = open_network(artifact, head, encoder)
+    attributor = open_network(artifact, head, encoder, engine=engine)
     hits = declared = labelled = 0
     found = attributor.batch(example.trajectory for example in examples)
     for example, attribution in zip(examples, found, strict=True):
@@ -409,16 +424,19 @@ def score_pairs(
     return 200.0 * hits / max(declared + labelled, 1)
 
 
-def open_network(artifact: Artifact, head: Path, encoder: Path) -> Attributor:
+def open_network(
+    artifact: Artifact, head: Path, encoder: Path, *, engine: EngineName = "onnxruntime"
+) -> Attributor:
     """A trained model with graphs from elsewhere, as it reads logs by itself.
 
     Args:
         artifact: Tokenizer, lexicon and calibration are read.
         head: Graph of the network.
         encoder: Graph of the encoder.
+        engine: What runs the encoder.
     """
     scorer = OnnxScorer(
-        Encoder(encoder, threads=count_cores()),
+        Encoder(encoder, threads=count_cores(), engine=engine),
         open_session(head),
         load_lexicon(artifact.path / LEXICON),
     )

@@ -14,10 +14,12 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
@@ -26,7 +28,6 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxscript.optimizer import optimize
 from onnxscript.rewriter import RewriteRule, rewrite
 from onnxscript.rewriter.ort_fusions import shape_optimization
-from onnxscript.rewriter.ort_fusions.bias_gelu import fuse_bias_gelu
 from onnxscript.rewriter.ort_fusions.mha import fuse_mha1, fuse_mha2
 from onnxscript.rewriter.ort_fusions.mha_bias import fuse_mha_bias
 from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
@@ -35,11 +36,13 @@ from torch import Tensor, nn
 
 import dcl
 from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, write_artifact
+from dcl.engines import ENGINES, EngineName, open_session
 from dcl.errors import ConfigError, ParityError
-from dcl.runtime import Encoder, load_bagger, open_session
+from dcl.runtime import Encoder, load_bagger
 from dcl.taxonomy import MODES
 from dcl.turn_encoder import Source, TurnEncoder, check_window, find_source, load_source
 from export.graph import silence, to_onnx
+from export.qdq import loosen_gelu, quantise_static
 
 FP32 = "encoder_fp32.onnx"
 """The graph before quantising, for the check of a model that was trained on the int8 one."""
@@ -48,6 +51,9 @@ TOLERANCE = 1e-4
 """Most by which an entry of a vector may differ from torch."""
 LEAST_COSINE = 0.985
 """Least mean cosine between the vectors of the int8 and of the fp32 graph."""
+
+_MASK = 4
+"""Inputs of onnxruntime's attention before the masks: query, key, value and their bias."""
 
 SHAPES = ((1, 1), (1, 3), (2, 3), (1, 32), (3, 20), (6, 64), (2, 128))
 """Turns and tokens of the random batches that torch and onnxruntime must agree on."""
@@ -82,6 +88,7 @@ def export_encoder(
     tail: int = 32,
     layers: Sequence[int] = (),
     int8: bool = True,
+    turns: Sequence[str] | None = None,
     keep_fp32: bool = False,
 ) -> Path:
     """Convert a turn encoder; it appears whole and checked, or not at all.
@@ -93,6 +100,8 @@ def export_encoder(
         tail: Tokens read from its end; >= 0.
         layers: Positions of the transformer layers that are kept, ascending; none keeps all.
         int8: Quantise the weights, which makes the graph four times smaller and faster.
+        turns: Real turns that fix the scales of activations; such a graph runs on all engines.
+            None takes the scales from each turn as it is read.
         keep_fp32: Write the graph before quantising, too.
 
     Returns:
@@ -113,18 +122,23 @@ def export_encoder(
         shutil.copy(found.folder / TOKENIZER, place.path / TOKENIZER)
         trace(model, fp32)
         parity: dict[str, Any] = {"fp32": check_fp32(model, fp32)}
-        if int8:
-            quantise(fp32, graph)
-            parity["int8"] = check_int8(place, fp32)
-        else:
+        engines: list[EngineName] = ["onnxruntime"]
+        if not int8:
             shutil.copy(fp32, graph)
+        elif turns is None:
+            quantise(fp32, graph)
+        else:
+            quantise_static(fp32, graph, read_windows(place, turns))
+            engines = list_engines()
+        if int8:
+            parity |= check_int8(place, fp32, engines)
         names = [ENCODER, TOKENIZER, *([FP32] if keep_fp32 else [])]
 
         def write_files(folder: Path) -> None:
             for name in names:
                 shutil.copy(place.path / name, folder / name)
 
-        notes = describe(found, model, parity)
+        notes = {**describe(found, model, parity), "engines": engines}
         return write_artifact(out, write_files, window=place.window, notes=notes)
 
 
@@ -149,20 +163,16 @@ def keep_layers(model: TurnEncoder, layers: Sequence[int]) -> None:
 
 
 def trace(model: TurnEncoder, file: Path) -> None:
-    """Write the graph in float32, fused for onnxruntime.
+    """Write the graph in float32, fused for onnxruntime, without a node OpenVINO does not know.
+
+    It takes turns of one length, `(B, L)`, and no mask: a tenth of the time of attention.
 
     Args:
         model: In evaluation mode.
         file: Where.
     """
-    ids, mask = draw_tokens(model, 3, 20, seed=0)
-    program = to_onnx(
-        model,
-        {"ids": (ids, ("B", "L")), "mask": (mask, ("B", "L"))},
-        ["vec"],
-        limits={"L": model.limit},
-    )
-    graph = program.model
+    inputs = {"ids": (draw_tokens(model, 3, 20, seed=0), ("B", "L"))}
+    graph = to_onnx(model, inputs, ["vec"], limits={"L": model.limit}).model
     with silence():
         fuse(graph)
     ir.save(graph, file)
@@ -172,7 +182,8 @@ def fuse(graph: ir.Model) -> None:
     """Replace groups of nodes by the ones onnxruntime has for them, in place.
 
     These are the steps of `onnxscript.rewriter.ort_fusions.optimize_for_ort` that a transformer
-    encoder needs, without the last one, which would hide query, key and value from quantising.
+    encoder needs, without those that hide query, key and value from quantising or that only
+    onnxruntime knows.
     """
     rewrite(graph, [gemm_to_matmul_add_rule])
     passes.ShapeInferencePass()(graph)
@@ -181,8 +192,9 @@ def fuse(graph: ir.Model) -> None:
     optimize(graph)
     rewrite(graph, [_make_sum_rule()])
     fuse_sdpa(graph, apply_shape_inference=True)
-    for step in (fuse_mha1, fuse_mha2, fuse_mha_bias, fuse_bias_gelu):
+    for step in (fuse_mha1, fuse_mha2, fuse_mha_bias):
         step(graph)
+    _drop_masks(graph)
     optimize(graph)
     ir.passes.Sequential(
         passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=1),
@@ -190,6 +202,14 @@ def fuse(graph: ir.Model) -> None:
         passes.ShapeInferencePass(),
         passes.ClearMetadataAndDocStringPass(),
     )(graph)
+
+
+def _drop_masks(graph: ir.Model) -> None:
+    """Take the mask of attention away, which transformers makes also where it hides nothing."""
+    for node in graph.graph:
+        if node.op_type == "MultiHeadAttention":
+            node.resize_inputs(_MASK)
+    passes.RemoveUnusedNodesPass()(graph)
 
 
 def _make_sum_rule() -> RewriteRule:
@@ -213,7 +233,7 @@ def _make_sum_rule() -> RewriteRule:
 
 
 def quantise(fp32: Path, file: Path) -> None:
-    """Write the graph with int8 weights.
+    """Write the graph with int8 weights and the tanh form of GELU.
 
     A scale for each channel, since one for each tensor costs a twentieth of the cosine, and seven
     bits of the eight, since processors without VNNI saturate when they add two full products.
@@ -222,9 +242,11 @@ def quantise(fp32: Path, file: Path) -> None:
         fp32: The fused graph.
         file: Where.
     """
+    model = onnx.load(str(fp32))
+    loosen_gelu(model)
     with silence():
         quantize_dynamic(
-            fp32,
+            model,
             file,
             weight_type=QuantType.QInt8,
             per_channel=True,
@@ -250,9 +272,9 @@ def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
     worst = 0.0
     shapes = [shape for shape in SHAPES if model.limit is None or shape[1] <= model.limit]
     for seed, shape in enumerate(shapes):
-        ids, mask = draw_tokens(model, *shape, seed=seed)
-        got = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0]
-        difference = float(np.abs(got - model.reference(ids, mask).numpy()).max())
+        ids = draw_tokens(model, *shape, seed=seed)
+        got = session.run(None, {"ids": ids.numpy()})[0]
+        difference = float(np.abs(got - model.reference(ids, torch.ones_like(ids)).numpy()).max())
         if not difference <= TOLERANCE:  # also true for nan
             raise ParityError(
                 f"vectors of {shape[0]} turns of {shape[1]} tokens: expected a difference to torch "
@@ -262,54 +284,63 @@ def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
     return {"max_difference": worst, "tolerance": TOLERANCE, "shapes": [list(s) for s in shapes]}
 
 
-def check_int8(place: EncoderSource, fp32: Path) -> dict[str, Any]:
-    """Compare the int8 graph with the float32 graph on sentences.
+def check_int8(
+    place: EncoderSource, fp32: Path, engines: Sequence[EngineName] = ("onnxruntime",)
+) -> dict[str, Any]:
+    """Compare the int8 graph with the float32 graph on sentences, on every engine.
 
     Args:
         place: Folder with the int8 graph and the tokenizer.
         fp32: The other graph.
+        engines: Engines that the int8 graph is to run on.
 
     Returns:
-        For the manifest: mean and least cosine, and the bound.
+        For the manifest, by engine: mean and least cosine, and the bound.
 
     Raises:
-        ParityError: If the mean cosine is under `LEAST_COSINE`.
+        ParityError: If a mean cosine is under `LEAST_COSINE`.
     """
-    windows = read_sentences(place)
-    pairs = [Encoder(file)(windows) for file in (place.path / ENCODER, fp32)]
-    cosines = (pairs[0] * pairs[1]).sum(axis=1)
-    mean = float(cosines.mean())
-    if not mean >= LEAST_COSINE:  # also true for nan
-        raise ParityError(
-            f"int8 vectors: expected a mean cosine to float32 of at least {LEAST_COSINE}, "
-            f"got {mean:.4f} over {len(windows)} sentences; nothing was written"
-        )
-    return {"mean_cosine": mean, "least_cosine": float(cosines.min()), "bound": LEAST_COSINE}
+    windows = read_windows(place, SENTENCES)
+    expected = Encoder(fp32)(windows)
+    found: dict[str, Any] = {}
+    for engine in engines:
+        cosines = (Encoder(place.path / ENCODER, engine=engine)(windows) * expected).sum(axis=1)
+        mean = float(cosines.mean())
+        if not mean >= LEAST_COSINE:  # also true for nan
+            raise ParityError(
+                f"int8 vectors on {engine}: expected a mean cosine to float32 of at least "
+                f"{LEAST_COSINE}, got {mean:.4f} over {len(windows)} sentences; nothing was written"
+            )
+        found["int8" if engine == "onnxruntime" else engine] = {
+            "mean_cosine": mean,
+            "least_cosine": float(cosines.min()),
+            "bound": LEAST_COSINE,
+        }
+    return found
 
 
-def read_sentences(place: EncoderSource) -> Sequence[NDArray[np.int32]]:
-    """Windows of `SENTENCES` as the encoder reads them, each `(L,)` int32."""
+def list_engines() -> list[EngineName]:
+    """Engines that are installed."""
+    return [name for name in ENGINES if find_spec(name) is not None]
+
+
+def read_windows(place: EncoderSource, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+    """Texts as the encoder reads them, each `(L,)` int32."""
     bagger = load_bagger(place)
-    return [bagger.window(ids) for ids in bagger.tokenize(SENTENCES)]
+    return [bagger.window(ids) for ids in bagger.tokenize(texts)]
 
 
-def draw_tokens(model: TurnEncoder, B: int, L: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Random tokens: the first turn is full, the others are padded on the right.
+def draw_tokens(model: TurnEncoder, B: int, L: int, *, seed: int) -> Tensor:
+    """Random tokens of turns of one length, `(B, L)` int64.
 
     Args:
         model: Size of the vocabulary is read.
         B: Turns; > 0.
-        L: Tokens of the longest; > 0.
+        L: Tokens of each; > 0.
         seed: Of the numbers.
-
-    Returns:
-        Ids and mask, each `(B, L)` int64.
     """
     rng = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, L + 1, (B,), generator=rng)
-    lengths[0] = L
-    mask = (torch.arange(L) < lengths[:, None]).long()
-    return torch.randint(model.m.config.vocab_size, (B, L), generator=rng) * mask, mask
+    return torch.randint(model.m.config.vocab_size, (B, L), generator=rng)
 
 
 def describe(source: Source, model: TurnEncoder, parity: dict[str, Any]) -> dict[str, Any]:

@@ -44,9 +44,10 @@ from dcl.artifact import (
 )
 from dcl.config import TrainConfig
 from dcl.data import VectorCache
+from dcl.engines import open_session
 from dcl.errors import ConfigError, ParityError
 from dcl.preparation import select_examples
-from dcl.runtime import Encoder, count_cores, load_bagger, open_session
+from dcl.runtime import Encoder, count_cores, load_bagger
 from export.graph import to_onnx
 
 Floats = NDArray[np.float32]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -19,6 +20,7 @@ from dcl.model import (
     M,
     ModelConfig,
     Network,
+    measure_distance,
     relate,
 )
 from dcl.training import compute_loss
@@ -268,6 +270,51 @@ def test_relate_follows_its_definition() -> None:
     assert allowed.tolist() == slow
 
 
+def silence_feed(layer: ContextLayer) -> None:
+    """Leaves only what attention adds."""
+    for module in layer.feed.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.zero_()
+            module.bias.zero_()
+
+
+def slow_attention(layer: ContextLayer, turns: Tensor, allowed: Tensor) -> Tensor:
+    """What attention adds to `(T, D)` turns, head by head and turn by turn."""
+    T, D = turns.shape
+    width = D // layer.heads
+    query, key, value = layer.project(layer.norm(turns)).view(T, 3, layer.heads, width).unbind(1)
+    mixed = torch.zeros(T, layer.heads, width)
+    for head in range(layer.heads):
+        slope = math.log1p(math.exp(float(layer.slope[head])))
+        for t in range(T):
+            seen = [s for s in range(T) if allowed[head, t, s]]
+            scores = [
+                math.exp(
+                    float(query[t, head] @ key[s, head]) / math.sqrt(width)
+                    - slope * math.log1p(abs(t - s))
+                )
+                for s in seen
+            ]
+            total = 1.0 + sum(scores)  # the 1 is nothing, with a logit of 0
+            for s, score in zip(seen, scores, strict=True):
+                mixed[t, head] += score / total * value[s, head]
+    added: Tensor = layer.merge(mixed.reshape(T, D))
+    return added
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("slope", [-30.0, 0.0, 2.0])
+def test_attention_follows_its_definition(slope: float) -> None:
+    torch.manual_seed(4)
+    layer = ContextLayer(TINY).eval()
+    layer.slope.fill_(slope)
+    turns = torch.randn(6, TINY.width)
+    allowed = torch.rand(len(RELATIONS), 6, 6) < 0.4
+    silence_feed(layer)
+    got = layer(turns[None], measure_distance(allowed[None]))[0] - turns
+    assert agree(got, slow_attention(layer, turns, allowed))
+
+
 @torch.no_grad()
 def test_the_first_turn_has_no_past_and_the_last_no_future() -> None:
     torch.manual_seed(0)
@@ -277,10 +324,11 @@ def test_the_first_turn_has_no_past_and_the_last_no_future() -> None:
     moved = turns.clone()
     moved[0, 1:] += 1.0
     past = (order[:, None] > order[None, :]).expand(1, len(RELATIONS), 4, 4)
-    before, after = layer(turns, past), layer(moved, past)
+    before, after = layer(turns, measure_distance(past)), layer(moved, measure_distance(past))
     assert agree(before[0, 0], after[0, 0])
     assert not agree(before[0, 3], after[0, 3])
-    alone = layer(turns[:, :1], torch.zeros(1, len(RELATIONS), 1, 1, dtype=torch.bool))
+    nobody = torch.zeros(1, len(RELATIONS), 1, 1, dtype=torch.bool)
+    alone = layer(turns[:, :1], measure_distance(nobody))
     assert agree(before[0, 0], alone[0, 0])
 
 
@@ -292,15 +340,14 @@ def test_each_head_follows_its_own_relation() -> None:
     turns = torch.randn(1, 3, TINY.width)
     nothing = torch.zeros(1, len(RELATIONS), 3, 3, dtype=torch.bool)
     share = TINY.width // len(RELATIONS)
-    # Reads what attention adds, before the feed-forward.
-    for module in layer.feed.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.weight.zero_()
-            module.bias.zero_()
+    silence_feed(layer)
     for head in range(len(RELATIONS)):
         allowed = nothing.clone()
         allowed[:, head] = True
-        changed = (layer(turns, allowed) - layer(turns, nothing)).abs().sum(dim=(0, 1)) > 1e-6
+        difference = layer(turns, measure_distance(allowed)) - layer(
+            turns, measure_distance(nothing)
+        )
+        changed = difference.abs().sum(dim=(0, 1)) > 1e-6
         assert changed.nonzero().ravel().tolist() == list(range(head * share, (head + 1) * share))
 
 

@@ -32,6 +32,7 @@ from dcl.artifact import (
 )
 from dcl.artifact import write_artifact as write
 from dcl.attribution import Calibration, Floats
+from dcl.engines import open_session
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES
 from dcl.lexical import Lexicon
@@ -43,7 +44,6 @@ from dcl.runtime import (
     head_inputs,
     load,
     load_bagger,
-    open_session,
 )
 from dcl.taxonomy import MODES
 

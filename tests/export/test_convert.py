@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from dcl.artifact import ENCODER, HEAD, WEIGHTS, open_artifact
+from dcl.engines import open_session
 from dcl.errors import ArtifactError, ConfigError, ParityError
 from dcl.inference import load_trained
 from dcl.model import BagTensors, Model, ModelConfig
-from dcl.runtime import OUTPUTS, load, open_session
+from dcl.runtime import OUTPUTS, load
 from dcl.shipped import find_model
 from dcl.splits import group_of, split_of
 from dcl.taxonomy import MODES

@@ -1,0 +1,104 @@
+"""The same model with the same encoder, exported anew: with fresh fusions, or in static int8."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from dcl.artifact import (
+    CARD,
+    CONFIG,
+    ENCODER,
+    HEAD,
+    is_free,
+    open_artifact,
+    read_manifest,
+    write_artifact,
+)
+from dcl.engines import EngineName
+from dcl.errors import ArtifactError, ConfigError
+from dcl.trajectory import Example
+from export.convert import check_pairs, choose_examples, find_split
+from export.encoder import FP32, export_encoder
+from export.qdq import draw_turns
+
+
+def renew(
+    model: Path,
+    out: Path,
+    *,
+    source: str,
+    examples: Iterable[Example],
+    static: bool = False,
+    points: float = 0.5,
+) -> Path:
+    """Give an exported model its encoder anew; all is written and checked, or nothing.
+
+    Scales of static int8 come from turns of training questions, and the score that is held against
+    that of the float32 encoder from validation questions.
+
+    Args:
+        model: Folder of an exported model.
+        out: Folder to write; an older model there is replaced.
+        source: Where its encoder comes from, as `export.encoder.export_encoder` takes it.
+        examples: Labelled runs.
+        static: Write static int8, which runs on every engine that is installed.
+        points: Most points of pair micro-F1 that int8 may cost, on every engine.
+
+    Returns:
+        `out`, which `dcl.runtime.load` opens.
+
+    Raises:
+        ArtifactError: If `model` is missing, damaged, or not exported.
+        ConfigError: If the source is of another kind, or runs of one kind of question are missing.
+        ParityError: If a gate fails; nothing is written.
+    """
+    if out.resolve() == model.resolve() or not is_free(out):
+        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
+    artifact = open_artifact(model)
+    if HEAD not in artifact.manifest["files"]:
+        raise ArtifactError(f"{model}: expected an exported model; run `python -m export convert`")
+    training = json.loads((model / CONFIG).read_bytes())["training"]
+    examples = list(examples)
+    chosen = choose_examples(examples, training)
+    learned = (e.trajectory for e in examples if find_split(e, training) == "train")
+    with tempfile.TemporaryDirectory() as scratch:
+        encoder = export_encoder(
+            source,
+            Path(scratch) / "encoder",
+            head=artifact.window.head,
+            tail=artifact.window.tail,
+            turns=draw_turns(learned) if static else None,
+            keep_fp32=True,
+        )
+        manifest = read_manifest(encoder)
+        encoders: dict[str, tuple[Path, EngineName]] = {
+            "fp32": (encoder / FP32, "onnxruntime"),
+            **{engine: (encoder / ENCODER, engine) for engine in manifest["engines"]},
+        }
+        scores = check_pairs(artifact, model / HEAD, encoders, chosen, points=points)
+
+        def write_files(folder: Path) -> None:
+            for name in (*artifact.manifest["files"], CARD):
+                if name != CONFIG and (model / name).is_file():
+                    shutil.copy((encoder if name == ENCODER else model) / name, folder / name)
+
+        kept = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files")}
+        parity = {
+            **kept.get("parity", {}),
+            **{f"encoder_{name}": found for name, found in manifest["parity"].items()},
+            "int8": scores,
+        }
+        return write_artifact(
+            out,
+            write_files,
+            window=artifact.window,
+            calibration=artifact.calibration,
+            natural=artifact.natural,
+            model=artifact.model,
+            training=training,
+            notes={**kept, "engines": manifest["engines"], "parity": parity},
+        )
