@@ -374,6 +374,27 @@ def ladder_command(
             draw(rungs, plot)
 
 
+@app.command("cascade")
+def cascade_command(
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Labelled runs with validation and test questions; repeatable."),
+    ],
+    cheap: Annotated[str, typer.Option(help="Model that sees every run.")] = "lite",
+    dear: Annotated[str, typer.Option(help="Model that is asked.")] = "base",
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
+) -> None:
+    """Let a cheap model decide, and ask a dear one only where the cheap one is unsure."""
+    from benchmarks.cascade import CascadeConfig, measure
+    from benchmarks.cascade import to_markdown as to_table
+
+    config = CascadeConfig(
+        data=tuple(data), cheap=find_model(cheap), dear=find_model(dear), resamples=resamples
+    )
+    with _errors():
+        typer.echo(to_table(measure(config)), nl=False)
+
+
 @app.command("fewshot")
 def fewshot_command(
     data: Annotated[list[Path], typer.Option(help="File or folder of labelled runs; repeatable.")],

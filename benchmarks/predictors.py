@@ -289,16 +289,25 @@ class AttributorPredictor:
 
     def __call__(self, trajectory: Trajectory) -> Prediction:
         """Predict one run."""
-        found = self.attributor(trajectory)
-        faults = found.faults(top_k=1 if self.single else None)
-        top = found.agents[int(np.argmax(found.agent_probs))]
-        best_mode = MODES[int(np.argmax(found.mode_probs))]
-        steps = tuple(found.steps[t] for t in np.argsort(-found.step_probs, kind="stable"))
-        return Prediction(
-            faults=frozenset((f.agent, f.mode) for f in faults if f.mode is not None),
-            agents=frozenset({top} if self.single else (f.agent for f in faults)),
-            modes=frozenset({best_mode} if self.single else found.modes()),
-            step=steps[0],
-            agent=top,
-            ranked_steps=steps,
-        )
+        return state_guess(self.attributor(trajectory), single=self.single)
+
+
+def state_guess(found: Attribution, *, single: bool = False) -> Prediction:
+    """What an attribution declares.
+
+    Args:
+        found: Of one run.
+        single: Whether one fault is known to exist.
+    """
+    faults = found.faults(top_k=1 if single else None)
+    top = found.agents[int(np.argmax(found.agent_probs))]
+    best_mode = MODES[int(np.argmax(found.mode_probs))]
+    steps = tuple(found.steps[t] for t in np.argsort(-found.step_probs, kind="stable"))
+    return Prediction(
+        faults=frozenset((f.agent, f.mode) for f in faults if f.mode is not None),
+        agents=frozenset({top} if single else (f.agent for f in faults)),
+        modes=frozenset({best_mode} if single else found.modes()),
+        step=steps[0],
+        agent=top,
+        ranked_steps=steps,
+    )
