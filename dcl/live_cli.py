@@ -11,7 +11,7 @@ import typer
 from dcl.errors import ConfigError, TraceError
 from dcl.formats import scan
 from dcl.formats.source import STDIN, files
-from dcl.options import Model
+from dcl.options import Injected, Model
 from dcl.process import complain
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def watch(
         str, typer.Argument(metavar="FILE|-", help="JSONL of turns; - is standard input.")
     ],
     model: Model = None,
+    injected: Injected = False,
     state: State = None,
     thresholds: Thresholds = None,
     confirm: Confirm = 2,
@@ -60,7 +61,7 @@ def watch(
 
     runs = DurableRuns(
         OpenRuns(
-            load_model(model, threads=1),
+            load_model(model, threads=1, injected=injected),
             bounds=Bounds(runs=max_runs, idle_s=idle),
             rules=AlarmRules(confirm=confirm),
             thresholds=None if thresholds is None else StepThresholds.load(thresholds),
@@ -94,6 +95,7 @@ def thresholds(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Written when whole.")],
     model: Model = None,
+    injected: Injected = False,
 ) -> None:
     """Learn thresholds from successful runs, so that false alarms have a known rate."""
     from dcl.cli import load_model
@@ -109,7 +111,8 @@ def thresholds(
                     complain(f"error: {item}")
                 elif item.trajectory.outcome != "failure" and not item.faults:
                     successes.append(item.trajectory)
-    learned = StepThresholds.fit(load_model(model, threads=None), successes, rate=rate)
+    attributor = load_model(model, threads=None, injected=injected)
+    learned = StepThresholds.fit(attributor, successes, rate=rate)
     learned.save(out)
     typer.echo(f"runs {learned.runs}, rate {rate:g}, thresholds {len(learned.values)}")
     raise typer.Exit(TraceError.exit_code if unreadable else 0)
@@ -117,6 +120,7 @@ def thresholds(
 
 def serve(
     model: Model = None,
+    injected: Injected = False,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others can reach it only if you name one.")
     ] = "127.0.0.1",
@@ -174,7 +178,7 @@ def serve(
         rules=AlarmRules(confirm=confirm),
         thresholds=None if thresholds is None else StepThresholds.load(thresholds),
     )
-    app = create_app(lambda: load_model(model, threads=threads), settings)
+    app = create_app(lambda: load_model(model, threads=threads, injected=injected), settings)
     uvicorn.run(app, host=host, port=port, access_log=False, server_header=False)
 
 

@@ -71,6 +71,15 @@ def test_turns_of_a_file(run: Callable[..., Result], model: Path, tmp_path: Path
         assert finals[each.id]["reason"] == "ended"
 
 
+def test_a_log_is_read_as_natural_failures_unless_told_otherwise() -> None:
+    spoken = "\n".join(lines_of(RUNS[:1]))
+    for options in ([], ["--injected"]):
+        result = CliRunner().invoke(cli.app, ["watch", "-", *options], input=spoken)
+        (final,) = [e for e in events_of(result.stdout) if e["event"] == "final"]
+        expected = load(injected=bool(options))(RUNS[0]).to_dict()
+        assert final["faults"] == expected["faults"]
+
+
 def test_turns_of_standard_input(run: Callable[..., Result]) -> None:
     *turns, _ = lines_of(RUNS[1:2])
     result = run("-", stdin="\n".join([*turns, ""]))
