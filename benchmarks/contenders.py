@@ -123,7 +123,7 @@ class Verdicts:
 
     def turn(self, text: str) -> Action:
         """The findings after one more turn."""
-        from dcl.incremental import OpenRun
+        from dcl.live.incremental import OpenRun
 
         run = OpenRun(self._attributor, "run", "Solve the task.")
         run.extend(_turns(self._before))

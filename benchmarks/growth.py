@@ -16,7 +16,7 @@ from benchmarks.turncost import to_markdown as turns_to_markdown
 from dcl.attribution import Attributor
 from dcl.errors import ConfigError
 from dcl.formats import read_trajectories
-from dcl.incremental import OpenRun
+from dcl.live.incremental import OpenRun
 from dcl.trajectory import Trajectory, Turn
 
 LENGTHS = (10, 20, 50, 100, 200, 500, 1000, 2000)

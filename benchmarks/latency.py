@@ -29,8 +29,8 @@ from dcl.artifact import open_artifact
 from dcl.bag import BagMaker
 from dcl.errors import ConfigError
 from dcl.formats import read_trajectories
+from dcl.learning.turn_encoder import find_source
 from dcl.runtime import count_cores, load_bagger
-from dcl.turn_encoder import find_source
 
 BASELINE = "int8, batches of 8"
 """Contender that ratios are to."""

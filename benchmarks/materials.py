@@ -13,7 +13,7 @@ from benchmarks.contenders import Setup
 from dcl.artifact import ENCODER, TOKENIZER, open_encoder, write_artifact
 from dcl.errors import ConfigError
 from dcl.formats import read_examples, read_trajectories
-from dcl.turn_encoder import find_source, load_source
+from dcl.learning.turn_encoder import find_source, load_source
 from export.encoder import FP32, draw_tokens, export_encoder
 from export.qdq import draw_turns
 

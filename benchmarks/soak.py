@@ -23,8 +23,8 @@ import numpy as np
 from dcl.attribution import Attributor, Finding
 from dcl.errors import ConfigError
 from dcl.formats import read_trajectories
-from dcl.monitor import Judgement, Monitor, QueueBounds
-from dcl.openruns import Arrival
+from dcl.live.monitor import Judgement, Monitor, QueueBounds
+from dcl.live.openruns import Arrival
 from dcl.trajectory import Trajectory, Turn
 
 _MALFORMED: tuple[Any, ...] = (

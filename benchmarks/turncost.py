@@ -17,7 +17,7 @@ from typing import Any
 from dcl.attribution import Attributor
 from dcl.errors import ConfigError
 from dcl.formats import read_trajectories
-from dcl.incremental import OpenRun
+from dcl.live.incremental import OpenRun
 from dcl.trajectory import Turn
 
 _AGENTS = ("planner", "coder", "tester", "critic")

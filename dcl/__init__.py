@@ -14,7 +14,7 @@ from dcl.trajectory import Example, Fault, Trajectory, Turn, TurnKind
 if TYPE_CHECKING:
     from dcl.attribution import Attribution, Attributor
     from dcl.formats import read_examples, read_trajectories
-    from dcl.monitor import Monitor
+    from dcl.live.monitor import Monitor
     from dcl.runtime import load
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ __all__ = [
 _LAZY = {
     "Attribution": "dcl.attribution",
     "Attributor": "dcl.attribution",
-    "Monitor": "dcl.monitor",
+    "Monitor": "dcl.live.monitor",
     "load": "dcl.runtime",
     "read_examples": "dcl.formats",
     "read_trajectories": "dcl.formats",

@@ -89,7 +89,7 @@ class Artifact:
         window: Encoder window.
         calibration: Temperatures and thresholds of the network itself.
         natural: Those of the reading of natural failures; None where there is none.
-        model: Shape of the network, as `dcl.model.ModelConfig` takes it.
+        model: Shape of the network, as `dcl.learning.model.ModelConfig` takes it.
         manifest: Content of `manifest.json`.
     """
 

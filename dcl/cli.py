@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dcl import __version__, live_cli, logs_cli, model_cli
-from dcl.attribute_cli import attribute
+from dcl import __version__
+from dcl.commands import live, logs, model
+from dcl.commands.attribute import attribute
 from dcl.errors import ConfigError
 from dcl.process import Commands, run
 
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(attribute)
-for commands in (logs_cli, live_cli, model_cli):
+for commands in (logs, live, model):
     commands.register(app)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from dcl.bulk import Mark
 from dcl.errors import ConfigError
-from dcl.journal import claim, sync_folder
+from dcl.live.journal import claim, sync_folder
 
 SCHEMA = "dcl.progress/1"
 """Value of the `schema` key of the progress."""

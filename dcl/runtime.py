@@ -213,7 +213,7 @@ def head_inputs(
         lexicon: Wide half.
 
     Returns:
-        Pairs of name and array in the order of `dcl.model.BagTensors`.
+        Pairs of name and array in the order of `dcl.learning.model.BagTensors`.
     """
     deviation = describe_vectors(vectors, task, bag.agent_index)
     member = np.arange(len(bag.agents))[:, None] == bag.agent_index  # (A, T)

@@ -81,7 +81,7 @@ def static(
 ) -> None:
     """Make an encoder that is a table lookup, taught by another one."""
     with complain():
-        from dcl.config import read_config
+        from dcl.learning.config import read_config
         from export.static import export_static
 
         read = read_config(["--config", str(config)])

@@ -42,8 +42,8 @@ from dcl.artifact import (
 from dcl.attribution import Attributor
 from dcl.engines import EngineName, open_session
 from dcl.errors import ArtifactError, ConfigError, ParityError
-from dcl.inference import load_model
-from dcl.model import BagLogits, BagTensors, Model
+from dcl.learning.inference import load_model
+from dcl.learning.model import BagLogits, BagTensors, Model
 from dcl.runtime import OUTPUTS, Encoder, OnnxScorer, count_cores, load_bagger
 from dcl.splits import group_of, split_of
 from dcl.taxonomy import MODES

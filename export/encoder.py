@@ -38,9 +38,9 @@ import dcl
 from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, write_artifact
 from dcl.engines import ENGINES, EngineName, open_session
 from dcl.errors import ConfigError, ParityError
+from dcl.learning.turn_encoder import Source, TurnEncoder, check_window, find_source, load_source
 from dcl.runtime import Encoder, load_bagger
 from dcl.taxonomy import MODES
-from dcl.turn_encoder import Source, TurnEncoder, check_window, find_source, load_source
 from export.graph import silence, to_onnx
 from export.qdq import loosen_gelu, quantise_static
 

@@ -42,11 +42,11 @@ from dcl.artifact import (
     open_encoder,
     write_artifact,
 )
-from dcl.config import TrainConfig
-from dcl.data import VectorCache
 from dcl.engines import open_session
 from dcl.errors import ConfigError, ParityError
-from dcl.preparation import select_examples
+from dcl.learning.config import TrainConfig
+from dcl.learning.data import VectorCache
+from dcl.learning.preparation import select_examples
 from dcl.runtime import Encoder, count_cores, load_bagger
 from export.graph import to_onnx
 

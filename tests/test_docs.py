@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import dcl
-from dcl import training
-from dcl.config import TrainConfig, TuneConfig, read_tune_config
 from dcl.formats import FORMATS, detect, read_examples
+from dcl.learning import training
+from dcl.learning.config import TrainConfig, TuneConfig, read_tune_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

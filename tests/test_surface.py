@@ -102,7 +102,7 @@ def test_reading_logs_loads_no_model_and_no_array() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "dcl.monitor",
+        "dcl.live.monitor",
         "dcl.serving.app",
         "dcl.attribution",
         "dcl.artifact",

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from typing import Any, TypeVar
 
 from dcl.formats.magentic import read_message
-from dcl.monitor import Monitor
+from dcl.live.monitor import Monitor
 from dcl.plugs.recorder import OnEvent, Recorder, lacks
 from dcl.trajectory import Outcome
 

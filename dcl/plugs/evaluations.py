@@ -10,8 +10,8 @@ import re
 from time import time_ns
 
 import dcl
-from dcl.alarms import Event
 from dcl.attribution import Finding
+from dcl.live.alarms import Event
 from dcl.plugs.recorder import OnEvent, lacks
 
 try:

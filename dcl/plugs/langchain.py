@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from dcl.formats.messages import Piece, pieces, text_of
-from dcl.monitor import Monitor
+from dcl.live.monitor import Monitor
 from dcl.plugs.recorder import OnEvent, Recorder, lacks
 from dcl.plugs.transcript import Transcript
 from dcl.trajectory import Turn, TurnKind

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcl.formats.messages import Piece, call_text, pieces, text_of
-from dcl.monitor import Monitor
+from dcl.live.monitor import Monitor
 from dcl.plugs.recorder import OnEvent, Recorder, lacks
 from dcl.plugs.transcript import Transcript
 from dcl.trajectory import Turn, TurnKind

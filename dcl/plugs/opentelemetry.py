@@ -14,8 +14,8 @@ from typing import Any
 
 from dcl.formats.genai import has_content, kind_of_span
 from dcl.formats.spans import read_spans
-from dcl.monitor import Monitor
-from dcl.openruns import Arrival
+from dcl.live.monitor import Monitor
+from dcl.live.openruns import Arrival
 from dcl.plugs.evaluations import EVENT, SCOPE, Evaluations
 from dcl.plugs.recorder import OnEvent, Recorder, lacks, log_event, logger
 

@@ -13,10 +13,10 @@ from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 from types import TracebackType
 
-from dcl.alarms import Event
 from dcl.errors import ConfigError
-from dcl.monitor import Monitor
-from dcl.openruns import Bounds
+from dcl.live.alarms import Event
+from dcl.live.monitor import Monitor
+from dcl.live.openruns import Bounds
 from dcl.plugs.transcript import Transcript
 from dcl.trajectory import Outcome
 

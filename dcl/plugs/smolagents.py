@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from dcl.formats.messages import call_text, text_of
-from dcl.monitor import Monitor
+from dcl.live.monitor import Monitor
 from dcl.plugs.recorder import OnEvent, Recorder, lacks
 from dcl.plugs.transcript import Transcript
 from dcl.trajectory import Turn, TurnKind

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 
 from dcl.formats.messages import Piece, call_text
-from dcl.monitor import Monitor
+from dcl.live.monitor import Monitor
 from dcl.trajectory import Turn, TurnKind
 
 

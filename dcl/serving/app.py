@@ -19,13 +19,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dcl import __version__
-from dcl.aio import AsyncMonitor
-from dcl.alarms import AlarmRules, Event
 from dcl.attribution import Attribution, Attributor
 from dcl.errors import DclError
 from dcl.formats import otlp as otlp_format
-from dcl.monitor import Judgement, Monitor, QueueBounds
-from dcl.openruns import Arrival, Bounds
+from dcl.live.aio import AsyncMonitor
+from dcl.live.alarms import AlarmRules, Event
+from dcl.live.monitor import Judgement, Monitor, QueueBounds
+from dcl.live.openruns import Arrival, Bounds
+from dcl.live.thresholds import StepThresholds
 from dcl.serving import otlp
 from dcl.serving.batcher import Batcher
 from dcl.serving.metrics import Metrics
@@ -37,7 +38,6 @@ from dcl.serving.problems import (
     handle_problems,
     responses,
 )
-from dcl.thresholds import StepThresholds
 from dcl.trajectory import Trajectory, Turn
 
 _RETRY_S = 1

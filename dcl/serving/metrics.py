@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dcl.alarms import Event
+from dcl.live.alarms import Event
 from dcl.taxonomy import MODES
 
 _COUNTERS: Mapping[str, tuple[str, str | None, Mapping[str, str]]] = {

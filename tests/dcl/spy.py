@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dcl.alarms import Event
 from dcl.attribution import Attributor, Calibration
-from dcl.monitor import Judgement, Monitor
-from dcl.openruns import Arrival
+from dcl.live.alarms import Event
+from dcl.live.monitor import Judgement, Monitor
+from dcl.live.openruns import Arrival
 from dcl.runtime import load
 from dcl.trajectory import Trajectory, Turn
 

@@ -16,9 +16,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dcl
-from dcl import cli, logs_cli
+from dcl import cli
 from dcl.artifact import Window, write_artifact
 from dcl.bag import MOST_TURNS
+from dcl.commands import logs
 from dcl.formats import read_examples
 from dcl.trajectory import Example, Fault
 
@@ -423,7 +424,7 @@ def test_convert_goes_on_after_a_run_that_is_nested_too_deep(
             raise RecursionError
         return json.dumps(row)
 
-    monkeypatch.setattr(logs_cli, "dump", refuse)
+    monkeypatch.setattr(logs, "dump", refuse)
     log = write_lines(tmp_path / "log.jsonl", row_of("deep", GOOD), row_of("flat", GOOD))
     result = run("convert", log, "--out", tmp_path / "out.jsonl")
     assert result.exit_code == 3
@@ -478,8 +479,8 @@ def test_convert_prints_to_a_dash_and_keeps_surrogates(run: Run) -> None:
 
 def test_check_labels_is_silent_without_labels() -> None:
     trajectory = fake_model.make_run("run", GOOD)
-    assert list(logs_cli.check_labels(Example(trajectory))) == []
-    assert list(logs_cli.check_labels(Example(trajectory, (Fault("a", None, None),)))) == []
+    assert list(logs.check_labels(Example(trajectory))) == []
+    assert list(logs.check_labels(Example(trajectory, (Fault("a", None, None),)))) == []
 
 
 # models and train
@@ -543,7 +544,7 @@ def test_train_without_its_extra_names_the_extra(
     run: Run, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     def missing(name: str, *args: Any) -> Any:
-        if name == "dcl.training":
+        if name == "dcl.learning.training":
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         return original(name, *args)
 
@@ -564,7 +565,7 @@ def test_train_hands_every_argument_over(run: Run, monkeypatch: pytest.MonkeyPat
         seen.append(args)
         return 7
 
-    monkeypatch.setitem(sys.modules, "dcl.training", SimpleNamespace(main=main))
+    monkeypatch.setitem(sys.modules, "dcl.learning.training", SimpleNamespace(main=main))
     args = ["--config", "x.yaml", "--model.width=5", "--help", "-v", "run"]
     assert run("train", *args).exit_code == 7
     assert seen == [args]

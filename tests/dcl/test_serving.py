@@ -31,7 +31,7 @@ from typer.testing import CliRunner
 from dcl import cli
 from dcl.attribution import Attributor
 from dcl.formats import otlp
-from dcl.monitor import QueueBounds
+from dcl.live.monitor import QueueBounds
 from dcl.runtime import load
 from dcl.serving.app import ServerSettings, TurnBody, create_app
 from dcl.trajectory import TurnKind

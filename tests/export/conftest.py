@@ -18,8 +18,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from dcl.artifact import ENCODER, LEXICON, TOKENIZER, WEIGHTS, Window, save_lexicon, write_artifact
 from dcl.attribution import Calibration
+from dcl.learning.model import Model, ModelConfig
 from dcl.lexical import BIGRAM_ROWS, Lexicon
-from dcl.model import Model, ModelConfig
 from dcl.taxonomy import MODES
 
 WORDS = ("[UNK]", "[CLS]", "[SEP]", "plan", "check", "error", "done", "the", "sum", "is", "wrong")

@@ -17,8 +17,8 @@ from onnx import numpy_helper
 from dcl.artifact import ENCODER, HEAD, WEIGHTS, open_artifact
 from dcl.engines import open_session
 from dcl.errors import ArtifactError, ConfigError, ParityError
-from dcl.inference import load_trained
-from dcl.model import BagTensors, Model, ModelConfig
+from dcl.learning.inference import load_trained
+from dcl.learning.model import BagTensors, Model, ModelConfig
 from dcl.runtime import OUTPUTS, load
 from dcl.shipped import find_model
 from dcl.splits import group_of, split_of

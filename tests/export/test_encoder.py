@@ -13,11 +13,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import BertConfig, BertModel
 
-from dcl import turn_encoder
 from dcl.artifact import ENCODER, TOKENIZER, hash_file, open_encoder, read_manifest
 from dcl.errors import ArtifactError, ConfigError, ParityError
+from dcl.learning import turn_encoder
+from dcl.learning.turn_encoder import MINILM, PINNED, find_source
 from dcl.runtime import Encoder, load_bagger
-from dcl.turn_encoder import MINILM, PINNED, find_source
 from export import encoder as module
 from export.encoder import FP32, export_encoder
 

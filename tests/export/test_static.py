@@ -10,8 +10,8 @@ import torch
 from tiny import make_run, write_encoder_folder
 
 from dcl.artifact import ENCODER, TOKENIZER, open_encoder, read_manifest
-from dcl.config import DataConfig, TrainConfig
 from dcl.errors import ConfigError, ParityError
+from dcl.learning.config import DataConfig, TrainConfig
 from dcl.runtime import Encoder, load_bagger
 from dcl.splits import split_of
 from dcl.trajectory import Example, Fault

@@ -9,14 +9,14 @@ from tiny import make_run
 from tiny_bert import BERT_WIDTH, write_transformer
 
 from dcl.artifact import ENCODER, open_artifact, open_encoder, read_manifest
-from dcl.config import DataConfig, TrainConfig, TuneConfig
-from dcl.inference import load_trained
-from dcl.model import ModelConfig
+from dcl.learning.config import DataConfig, TrainConfig, TuneConfig
+from dcl.learning.inference import load_trained
+from dcl.learning.model import ModelConfig
+from dcl.learning.training import train
+from dcl.learning.tuning import tune
 from dcl.runtime import Encoder, load_bagger
 from dcl.taxonomy import ErrorMode
-from dcl.training import train
 from dcl.trajectory import Example, Fault
-from dcl.tuning import tune
 from export.encoder import FP32, export_encoder
 
 pytestmark = [

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from tiny import WIDTH, write_encoder_folder
 
-from dcl.config import DataConfig, TrainConfig
 from dcl.formats import read_examples
-from dcl.inference import load_trained
-from dcl.model import ModelConfig
+from dcl.learning.config import DataConfig, TrainConfig
+from dcl.learning.inference import load_trained
+from dcl.learning.model import ModelConfig
+from dcl.learning.training import train
 from dcl.targets import make_targets
-from dcl.training import train
 from injection.plans import PlanConfig
 from injection.records import RECORDS
 from injection.run import RunConfig, collect

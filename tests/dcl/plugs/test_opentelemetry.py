@@ -21,10 +21,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Status, StatusCode
 
-from dcl.alarms import Event
 from dcl.attribution import Finding
 from dcl.formats import read_trajectories
-from dcl.monitor import Monitor, QueueBounds
+from dcl.live.alarms import Event
+from dcl.live.monitor import Monitor, QueueBounds
 from dcl.plugs.evaluations import Evaluations
 from dcl.plugs.opentelemetry import MonitorLogProcessor, MonitorSpanProcessor
 from dcl.taxonomy import ErrorMode

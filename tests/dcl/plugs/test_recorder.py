@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from spy import ROOT, Spy, attributor
 
-from dcl.alarms import Event
 from dcl.attribution import Attributor, Finding
-from dcl.monitor import Monitor
+from dcl.live.alarms import Event
+from dcl.live.monitor import Monitor
 from dcl.plugs.recorder import Recorder, lacks, log_event
 from dcl.taxonomy import ErrorMode
 from dcl.trajectory import Fault, Turn

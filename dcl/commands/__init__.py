@@ -1,0 +1,1 @@
+"""The commands of `dcl`, and what they share."""

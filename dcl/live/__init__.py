@@ -1,0 +1,1 @@
+"""Runs that are still going on: judged turn by turn, within bounds, over restarts."""
