@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := pyproject.toml $(shell find dcl -name '*.py') $(wildcard dcl/pretrained/*)
+SOURCES := pyproject.toml $(shell find dcl -name '*.py') $(shell find dcl/pretrained -type f)
 
 .PHONY: demo test test-all test-autogen test-crewai lint format clean
 

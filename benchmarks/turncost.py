@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ from dcl.attribution import Attributor
 from dcl.errors import ConfigError
 from dcl.formats import read_trajectories
 from dcl.live.incremental import OpenRun
-from dcl.trajectory import Turn
+from dcl.trajectory import Trajectory, Turn
 
 _AGENTS = ("planner", "coder", "tester", "critic")
 _TURNS = 4000  # turns that are looked at to find some of the right size
@@ -75,6 +76,34 @@ def measure(
         yield TurnCost(length, median(e for e, _ in times) * 1e3, median(t for _, t in times) * 1e3)
 
 
+def measure_run(
+    attributor: Attributor,
+    data: Sequence[Path],
+    *,
+    turns: int,
+    tokens: int = 128,
+    repeats: int = 30,
+) -> float:
+    """Median milliseconds a turn of a whole run that is attributed at once.
+
+    Args:
+        attributor: The model, with one thread.
+        data: Logs whose turns are used.
+        turns: Of the run.
+        tokens: Size of the turns, give or take a tenth.
+        repeats: Runs that are measured.
+
+    Raises:
+        ConfigError: If too few turns are of that size.
+    """
+    texts = _texts(attributor, data, tokens)
+    fresh = (f"{number} {texts[number % len(texts)]}" for number in count())
+    spoken = (Turn(_AGENTS[number % 4], text) for number, text in enumerate(fresh))
+    runs = (Trajectory("run", "Solve the task.", tuple(islice(spoken, turns))) for _ in count())
+    times = [_seconds(partial(_attribute, attributor, run)) for run in islice(runs, repeats)]
+    return median(times) * 1e3 / turns
+
+
 def to_markdown(costs: Sequence[TurnCost]) -> str:
     """A table for people."""
     rows = [
@@ -104,6 +133,11 @@ def _judge(run: OpenRun, turn: Turn) -> None:
     """A new turn, text in and findings out."""
     run.extend([turn])
     run.attribute().findings()
+
+
+def _attribute(attributor: Attributor, run: Trajectory) -> None:
+    """A whole run, text in and findings out."""
+    attributor(run).findings()
 
 
 def _seconds(action: Callable[[], object]) -> float:

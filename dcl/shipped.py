@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-SHIPPED: dict[str, str] = {"base": "pretrained"}
+SHIPPED: dict[str, str] = {"base": "pretrained", "lite": "pretrained/lite"}
 """Name of a model to its folder inside the package."""
 
 

@@ -32,7 +32,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {"dcl", INFO}
     assert {"dcl/py.typed", "dcl/cli.py", f"{INFO}/licenses/LICENSE"} <= names
     sources = {str(file.relative_to(ROOT)) for file in (ROOT / "dcl").rglob("*.py")}
-    model = {str(file.relative_to(ROOT)) for file in (ROOT / "dcl" / "pretrained").glob("*")}
+    shipped = (ROOT / "dcl" / "pretrained").rglob("*")
+    model = {str(file.relative_to(ROOT)) for file in shipped if file.is_file()}
     packed = {name for name in names if name.startswith("dcl/")}
     assert packed == {"dcl/py.typed", *sources, *model}
 

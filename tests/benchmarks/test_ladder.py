@@ -51,6 +51,8 @@ def test_every_model_is_a_rung_and_the_floors_come_last(config: LadderConfig) ->
     assert base.scores == mild.scores
     assert base.turn_ms is not None
     assert base.turn_ms > 0
+    assert base.bulk_ms is not None
+    assert base.bulk_ms > 0
     assert base.megabytes == pytest.approx(
         sum(f.stat().st_size for f in config.models["base"].iterdir() if f.suffix != ".json") / 1e6,
         abs=0.01,
@@ -62,11 +64,14 @@ def test_every_model_is_a_rung_and_the_floors_come_last(config: LadderConfig) ->
 
 def test_the_table_and_the_plot(tmp_path: Path) -> None:
     shares = {"pair_micro_f1": Interval(0.5, 0.4, 0.6), "step_accuracy": Interval(0.2, 0.1, 0.3)}
-    rungs = [Rung("base", 40.0, 33.0, 38.4, shares), Rung("tfidf", None, None, None, shares)]
+    rungs = [
+        Rung("base", 40.0, 33.0, 35.0, 38.4, shares),
+        Rung("tfidf", None, None, None, None, shares),
+    ]
     table = to_markdown(rungs).splitlines()
-    assert table[0].startswith("|  | ms a turn | encoder ms | MB | pair µF1 |")
-    assert table[2].startswith("| base | 40.00 | 33.00 | 38.4 | 50.0 [40.0, 60.0] |")
-    assert table[3].startswith("| tfidf |  |  |  | 50.0 [40.0, 60.0] |")
+    assert table[0].startswith("|  | new turn ms | encoder ms | ms a turn in bulk | MB | pair")
+    assert table[2].startswith("| base | 40.00 | 33.00 | 35.00 | 38.4 | 50.0 [40.0, 60.0] |")
+    assert table[3].startswith("| tfidf |  |  |  |  | 50.0 [40.0, 60.0] |")
     draw(rungs, tmp_path / "ladder.svg")
     assert "base" in (tmp_path / "ladder.svg").read_text()
     assert {file.name for file in tmp_path.iterdir()} == {"ladder.svg"}

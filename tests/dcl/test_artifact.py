@@ -112,7 +112,11 @@ def test_a_model_is_also_an_encoder(model: Path) -> None:
 
 
 def test_the_models_that_ship_stand_beside_the_package() -> None:
-    assert find_model("base") == Path(artifact_module.__file__).parent / "pretrained"
+    pretrained = Path(artifact_module.__file__).parent / "pretrained"
+    assert find_model("base") == pretrained
+    assert find_model("lite") == pretrained / "lite"
+    files = [file for file in pretrained.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 45e6
     assert find_model("elsewhere/lite") == Path("elsewhere/lite")
 
 
