@@ -82,4 +82,4 @@ def test_a_model_that_is_not_there_is_named(config: LadderConfig, tmp_path: Path
     arguments = ["--faults", log, "--steps", log, "--train", log, "--model", f"small={tmp_path}/no"]
     told = CliRunner().invoke(app, ["ladder", *arguments])
     assert told.exit_code == ArtifactError.exit_code
-    assert "expected base or a model folder, found none" in told.output
+    assert "expected base, lite or a model folder, found none" in told.output

@@ -270,7 +270,7 @@ def test_a_manifest_that_is_no_object_is_refused(model: Path, text: str) -> None
 
 
 def test_no_folder_and_no_manifest_are_told_apart(tmp_path: Path) -> None:
-    expected = "expected base or a model folder, found none"
+    expected = "expected base, lite or a model folder, found none"
     with pytest.raises(ArtifactError, match=expected):
         open_artifact(tmp_path / "nothing")
     with pytest.raises(ArtifactError, match=r"manifest\.json: expected a file of the model"):
