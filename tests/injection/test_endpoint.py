@@ -12,12 +12,13 @@ from worlds import STORY, WORK, scene
 
 from dcl.errors import ConfigError
 from dcl.taxonomy import MODES, ErrorMode
-from injection.endpoint import Endpoint, EndpointConfig, LlmManipulator, redact
+from injection.endpoint import Endpoint, EndpointConfig, redact
 from injection.errors import AttackError, BudgetError, ModelError
 from injection.instructions import find_order, order_for
 from injection.plans import PlanConfig
 from injection.records import LEDGER, RECORDS
 from injection.report import summarise
+from injection.rewriter import LlmManipulator
 from injection.rules import Scene
 from injection.run import RunConfig, collect
 from injection.session import Brief, Message
