@@ -88,8 +88,8 @@ def run(app: typer.Typer, name: str = "dcl") -> None:
         app: Its group of commands is a `Commands`.
         name: What its help calls it.
     """
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # the second is not on every platform
+    for ending in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, ending, None)  # the second is not on every platform
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
     try:

@@ -239,9 +239,9 @@ class Store:
         self._done: dict[str, str] = {}
         self._kept: dict[str, dict[str, Any]] = {}
         with self._lock:
+            self._refresh()
             if settings is not None:
                 self._agree(json.loads(json.dumps(settings)))
-            self._refresh()
 
     def outcomes(self) -> dict[str, str]:
         """What became of each plan so far, by its id."""
@@ -274,23 +274,28 @@ class Store:
         return True
 
     def _agree(self, settings: dict[str, Any]) -> None:
-        """Note the settings in a new folder, or compare them with those it was begun with."""
+        """Note settings where nothing is recorded yet; else compare them with those noted.
+
+        Raises:
+            ConfigError: If they differ, or cannot be read or written.
+        """
         file = self.folder / SETTINGS
         try:
             begun = json.loads(file.read_bytes())
         except FileNotFoundError:
-            with open_out(file) as stream:
-                json.dump(settings, stream, indent=1, sort_keys=True)
-            return
+            begun = settings if self._done else None
         except ValueError as error:
             raise ConfigError(f"{file}: expected JSON: {error}") from None
-        if begun != settings:
-            other = begun if isinstance(begun, dict) else {}
-            keys = sorted(key for key in settings if settings[key] != other.get(key))
+        if self._done and begun != settings:
+            known = begun if isinstance(begun, dict) else {}
+            keys = sorted(key for key in settings if settings[key] != known.get(key))
             raise ConfigError(
                 f"{self.folder}: expected the {', '.join(keys) or 'options'} that the folder was "
                 f"begun with, see {SETTINGS} there; choose another --out"
             )
+        if begun != settings:
+            with open_out(file) as stream:
+                json.dump(settings, stream, indent=1, sort_keys=True)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         """One line in one write."""

@@ -119,8 +119,7 @@ class Group:
     @property
     def key(self) -> str:
         """Name in the ledger and of its lease."""
-        name = self.name.encode("utf-8", "surrogatepass")
-        return GROUP + hashlib.sha256(name).hexdigest()[:16]
+        return GROUP + hashlib.sha256(self.name.encode()).hexdigest()[:16]
 
 
 def list_groups(config: RunConfig) -> list[Group]:
@@ -148,7 +147,7 @@ def _tell_apart(tasks: Sequence[Task]) -> list[Task]:
     for task in tasks:
         taken = known.setdefault((task.benchmark, task.id), task)
         if taken != task:
-            content = repr((task.question, task.answer)).encode("utf-8", "surrogatepass")
+            content = repr((task.question, task.answer)).encode()
             task = replace(task, id=f"{task.id}-{hashlib.sha256(content).hexdigest()[:8]}")
             known.setdefault((task.benchmark, task.id), task)
     return list(known.values())

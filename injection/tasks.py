@@ -99,7 +99,12 @@ def _read_file(file: Path, name: str) -> list[Task]:
         if reader is None:
             known = "; ".join(", ".join(sorted(keys)) for keys, _ in _READERS)
             raise TraceError(place, f"expected a task with one of the sets of keys {known}")
-        tasks.append(reader(record, place, f"{name}-{len(tasks)}"))
+        task = reader(record, place, f"{name}-{len(tasks)}")
+        try:
+            f"{task.id}{task.question}{task.answer}".encode()
+        except UnicodeEncodeError:
+            raise TraceError(place, "expected text, got halves of characters") from None
+        tasks.append(task)
     return tasks
 
 
