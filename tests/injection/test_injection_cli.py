@@ -112,7 +112,7 @@ def test_places_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None
     folder.mkdir()
     offline = ("offline", log, "--every", "--out")
     assert "expected a place to write" in complaint(2, *offline, blocked / "x.jsonl")
-    assert "got a folder" in complaint(2, *offline, folder)
+    assert "it is a folder" in complaint(2, *offline, folder)
     assert "--every takes others" in complaint(2, "offline", log, "--out", tmp_path / "new.jsonl")
     assert not list(tmp_path.glob("new*"))
     assert "absent" in complaint(3, "offline", tmp_path / "absent", "--out", tmp_path / "new")
@@ -122,14 +122,11 @@ def test_places_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None
     bad = _written(tmp_path / "bad.jsonl", '{"nonsense": 1}\n')
     complaint(3, "offline", log, bad, "--every", "--out", tmp_path / "new.jsonl")
     assert not list(tmp_path.glob("*new*"))  # no part of it is left
-    full = Path("/dev/full")
-    assert "No space left" in complaint(2, "offline", log, "--every", "--out", full)
-    assert full.is_char_device()  # was written to, and not replaced
     assert "expected a folder" in complaint(2, "run", "--config", OFFLINE, "--out", blocked)
     _written(folder / RECORDS, "")
     assert "expected a file of `run`" in complaint(2, "report", folder)
     _written(folder / LEDGER, "")
-    assert "expected a place" in complaint(2, "report", folder, "--out", blocked / "x.md")
+    assert "cannot write there" in complaint(2, "report", folder, "--out", blocked / "x.md")
     for line in ('{"id": 1}', "[]", "{"):
         _written(folder / LEDGER, f"{line}\n")
         assert f"{LEDGER}:1: expected a JSON object" in complaint(2, "report", folder)
