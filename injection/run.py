@@ -224,15 +224,17 @@ def spread_local(config: RunConfig) -> Spread:
             for group in left:
                 work(config, group, True)
             return
-        with _pool(config.workers, threads) as pool:
-            try:
-                with _uninterrupted():
-                    made = pool.map(work, repeat(config), groups, repeat(False))
-                left = [g for g, ok in zip(groups, made, strict=True) if not ok]
-                list(pool.map(work, repeat(config), left, repeat(True)))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        pool = _pool(config.workers, threads)
+        try:
+            with _uninterrupted():
+                made = pool.map(work, repeat(config), groups, repeat(False))
+            left = [g for g, ok in zip(groups, made, strict=True) if not ok]
+            list(pool.map(work, repeat(config), left, repeat(True)))
+            pool.shutdown()
+        except BaseException as error:
+            # Who leaves waits for no endpoint; the ledger is whole at any moment.
+            pool.shutdown(wait=not threads or isinstance(error, Exception), cancel_futures=True)
+            raise
 
     return spread
 

@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+import subprocess
+import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -373,6 +378,34 @@ def test_repair_counts_tasks_that_got_no_reply() -> None:
     with serve(*["blank"] * 99) as server:
         result = repair(groups, endpoint(server, retries=0), dcl.load())
     assert (result.lost, result.before.total) == (2, 0)
+
+
+def test_ctrl_c_does_not_wait_for_an_endpoint(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def think(request: dict[str, Any]) -> str:
+        asked.set()
+        time.sleep(1)
+        return "Answer: 5"
+
+    with serve(text=think) as server:
+        file = tmp_path / "run.yaml"
+        file.write_text(
+            f"out: {tmp_path / 'out'}\nagents: endpoint\nsystems: [dylan]\nworkers: 2\n"
+            f"endpoint: {{model: m, base_url: '{server.url}'}}\n"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-m", "injection", "run", "--config", str(file)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert asked.wait(60)
+        begun = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        said, _ = child.communicate(timeout=60)
+    assert (child.returncode, said) == (130, b"")
+    assert time.monotonic() - begun < 5
 
 
 NONSENSE = (
