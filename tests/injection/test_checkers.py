@@ -200,6 +200,6 @@ def test_words_are_no_units() -> None:
 def test_a_number_without_end_is_wrong_and_takes_no_time(text: str) -> None:
     for kind in ("number", "latex"):
         start = time.perf_counter()
-        task = Task("x", "MATH", kind, "q", "81")  # type: ignore[arg-type]
+        task = Task("x", "MATH", kind, "q", "81")
         assert not check(task, text).right
         assert time.perf_counter() - start < 5
