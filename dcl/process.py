@@ -81,18 +81,19 @@ def complain(message: str) -> None:
         _silence(sys.stderr)
 
 
-def run(app: typer.Typer) -> None:
+def run(app: typer.Typer, name: str = "dcl") -> None:
     """Run a command line and end the process with its exit code.
 
     Args:
         app: Its group of commands is a `Commands`.
+        name: What its help calls it.
     """
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # the second is not on every platform
+    for ending in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, ending, None)  # the second is not on every platform
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
     try:
-        app(prog_name="dcl")
+        app(prog_name=name)
     except SystemExit as end:
         if threading.active_count() > 1:
             # A thread that waits for input or is inside the tokenizer cannot be stopped, and

@@ -1,4 +1,4 @@
-"""`python -m injection COMMAND`; exit codes are those of the errors."""
+"""`python -m injection COMMAND`; errors are one line, exit codes are those of the errors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dcl.errors import ConfigError, DclError
+from dcl.errors import ConfigError
+from dcl.process import Commands
+from dcl.process import run as run_app
+from dcl.report.output import open_out
 
 app = typer.Typer(
+    cls=Commands,
     help="Labelled failures of multi-agent systems, proved by replay.",
     no_args_is_help=True,
     add_completion=False,
@@ -38,7 +42,7 @@ def run(
     ] = "local",
 ) -> None:
     """Run systems, inject faults, and keep the failures that are proved."""
-    with complain():
+    with needs_extra():
         from injection.config import load_config
         from injection.report import summarise
         from injection.run import RunConfig, collect
@@ -60,7 +64,7 @@ def natural(
     seeds: Annotated[int | None, typer.Option(min=1, help="Replaces seeds.")] = None,
 ) -> None:
     """Run systems as they are, and find the step that decided each failure by replay."""
-    with complain():
+    with needs_extra():
         from injection.config import load_config
         from injection.natural import NaturalConfig, collect_natural
 
@@ -73,25 +77,18 @@ def natural(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder that `run` filled.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `run` or `natural` filled.")],
     out: Annotated[
         Path | None, typer.Option(help="File to write; standard output if not given.")
     ] = None,
 ) -> None:
     """Count what is there, and probe it for labels that can be guessed."""
-    with complain():
+    with needs_extra():
         from injection.report import write_report
 
         text = write_report(folder)
-        if out is None:
-            typer.echo(text, nl=False)
-        else:
-            try:
-                out.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(
-                    f"{out}: expected a place to write, got: {error.strerror}"
-                ) from None
+        with open_out(out) as stream:
+            stream.write(text)
 
 
 @app.command()
@@ -105,12 +102,13 @@ def offline(
     ] = False,
 ) -> None:
     """Make faulty copies of successful logs; nothing is run again, labels say verified: false."""
-    with complain():
+    with needs_extra():
         from injection.logs import inject_logs
 
         made = inject_logs(logs, out, per_run=per_run, seed=seed, every=every)
         modes = ", ".join(f"{code} {n}" for code, n in sorted(made.modes.items()))
         typer.echo(f"{made.modes.total()} faulty copies of {made.runs} runs in {out}\n{modes}")
+        typer.echo(f"{made.refused} attempts that no turn took")
 
 
 @app.command()
@@ -124,7 +122,7 @@ def repair(
     ] = None,
 ) -> None:
     """Hand attributions of failed runs back as hints, and count successes before and after."""
-    with complain():
+    with needs_extra():
         import dcl
         from injection.config import load_config
         from injection.repair import repair as repair_groups
@@ -132,12 +130,15 @@ def repair(
 
         wanted = drop_none({"tasks_per_file": tasks_per_file})
         settings = load_config(config, wanted, RunConfig)
+        agents, _, judge = minds_of(settings)
         result = repair_groups(
-            list_groups(settings), minds_of(settings).agents, dcl.load(model), seed=settings.seed
+            list_groups(settings), agents, dcl.load(model), judge=judge, seed=settings.seed
         )
         typer.echo(f"before                        {result.before}")
         typer.echo(f"hint to the blamed agent      {result.after}")
         typer.echo(f"same hint to a random agent   {result.control}")
+        if result.lost:
+            typer.echo(f"without a usable reply        {result.lost}")
 
 
 def drop_none(options: dict[str, Any]) -> dict[str, Any]:
@@ -146,19 +147,19 @@ def drop_none(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def complain() -> Iterator[None]:
-    """Turn what may go wrong into one line on stderr and an exit code."""
+def needs_extra() -> Iterator[None]:
+    """Say what to install where a package is missing.
+
+    Raises:
+        ConfigError: If one is.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("dcl", "injection"):
             raise
-        typer.echo(f'error: {error.name} is missing; run `pip install -e ".[inject]"`', err=True)
-        raise typer.Exit(ConfigError.exit_code) from None
-    except DclError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
+        raise ConfigError(f'{error.name} is missing; run `pip install -e ".[inject]"`') from None
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m injection")
+    run_app(app, "python -m injection")

@@ -16,7 +16,7 @@ from injection.checkers import final_answer, find_code
 
 PartKind = Literal["step", "check", "answer", "verdict", "code", "prose"]
 
-_N = r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?"
+_N = r"(?<!\d)-?\d{1,30}(?:,\d{3})*(?:\.\d+)?(?:/\d+)?"
 _SUM = re.compile(rf"({_N}\s*[-+*/%^\u00d7\u00f7\u2212]\s*{_N})\s*=\s*({_N})")
 _STEP = re.compile(r"^\W*step\s+\d+[^:]{0,20}:\s*(.+?)\s*=\s*(.+?)\s*\.?\s*$", re.IGNORECASE)
 _CHECK = re.compile(
@@ -128,7 +128,7 @@ def compute(expression: str) -> str | None:
     try:
         left, right = (Fraction(match[i].replace(",", "")) for i in (1, 3))
         return show(_apply(left, match[2], right))
-    except (ZeroDivisionError, ValueError):
+    except (ArithmeticError, ValueError):
         return None
 
 

@@ -35,8 +35,11 @@ def load_config(file: Path, replaced: Mapping[str, Any], kind: type[C]) -> C:
     arguments = ["--config", str(file)]
     arguments += [f"--{key}={value}" for key, value in replaced.items()]
     try:
-        values = vars(parser.instantiate(parser.parse_args(arguments)))
-    except ArgumentError as error:
+        read = parser.parse_args(arguments)
+        if empty := [key for key, value in vars(read).items() if value is None]:
+            raise ArgumentError(None, f"{empty[0]}: expected a value, got nothing")
+        values = vars(parser.instantiate(read))
+    except (ArgumentError, UnicodeDecodeError, OSError) as error:
         problem = " ".join(str(error).split())
         raise ConfigError(
             f"{file}: {problem}; `{kind.__name__}` in {kind.__module__.replace('.', '/')}.py says "

@@ -94,6 +94,7 @@ def intervene(
     helped: Model | str,
     *,
     order: Callable[[Run], Sequence[str]] = reverse_order,
+    judge: Model | None = None,
 ) -> list[Intervention]:
     """Help one agent after another until one of them turns the failure into a success.
 
@@ -103,13 +104,14 @@ def intervene(
         model: Its model.
         helped: A better model that answers for the helped agent, or a hint in words.
         order: In which order agents are helped, from the failed run.
+        judge: Judges free text; None leaves it to the checkers.
 
     Returns:
         One entry for each agent that was tried; the last one is right if any is. Empty if the run
         is right without help.
     """
     failed = run_system(system, task.question, model)
-    if check(task, failed.answer).right:
+    if check(task, failed.answer, judge=judge).right:
         return []
     agents = {call.agent for call in failed.calls}
     tried: list[Intervention] = []
@@ -123,7 +125,8 @@ def intervene(
             correction = Correction(helped, agent=agent)
             run = run_system(system, task.question, model, [correction])
             changes = tuple(Change(agent, a, b) for _, a, b in correction.made if a != b)
-        tried.append(Intervention(agent, check(task, run.answer).right, changes))
+        right = check(task, run.answer, judge=judge).right
+        tried.append(Intervention(agent, right, changes))
         if tried[-1].right:
             break
     return tried

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from dcl.errors import ConfigError
 from dcl.formats import read_examples
+from dcl.report.output import open_out
 from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import Example, Fault, Trajectory, TurnKind
 from injection.errors import AttackError
@@ -52,20 +52,19 @@ def inject_logs(
         every: Takes runs whose log does not say that they succeeded, too.
 
     Raises:
-        ConfigError: If `out` cannot be written, or no run is known to have succeeded.
+        ConfigError: If `out` cannot be written or is one of the logs, or no run is known to have
+            succeeded.
         TraceError: If a log cannot be read.
     """
     counts: Counter[str] = Counter()
     runs = refused = 0
-    part = out.with_name(out.name + ".part")
-    if out.is_dir():
-        raise ConfigError(f"{out}: expected the name of a file to write, got a folder")
+    if out.resolve() in [path.resolve() for path in paths]:
+        raise ConfigError(f"{out}: expected a file of its own for the copies, got one of the logs")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        stream = part.open("w", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{out}: expected a place to write, got: {error.strerror}") from None
-    with stream:
+    with open_out(out) as stream:
         for example in _successes(paths, every):
             runs += 1
             made = 0
@@ -81,13 +80,11 @@ def inject_logs(
                 made += 1
                 counts[mode.value] += 1
                 stream.write(json.dumps(faulty.to_dict()) + "\n")
-    if not runs:
-        part.unlink()
-        raise ConfigError(
-            f"{', '.join(map(str, paths))}: expected runs that are known to have succeeded, got "
-            "none; --every takes others, too"
-        )
-    os.replace(part, out)
+        if not runs:
+            raise ConfigError(
+                f"{', '.join(map(str, paths))}: expected runs that are known to have succeeded, "
+                "got none; --every takes others, too"
+            )
     return Injected(runs, counts, refused)
 
 

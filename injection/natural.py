@@ -25,13 +25,13 @@ from typing import Any, Literal
 from dcl.errors import ConfigError
 from dcl.splits import split_of
 from dcl.taxonomy import ErrorMode
-from injection.checkers import check
+from injection.checkers import Verdict, check
 from injection.discussion import PLAN_LINE
-from injection.endpoint import Endpoint
+from injection.endpoint import Endpoint, EndpointConfig, Seeded
 from injection.errors import CheckError, ModelError
 from injection.proof import Decisive, find_decisive_step
 from injection.records import FAILED, GROUP, LOCATED, VERSION, Store, list_turns
-from injection.run import Group, RunConfig, work_off
+from injection.run import Group, RunConfig, settings_of, work_off
 from injection.scripted import SCRIPTED, Scripted
 from injection.session import Call, Model, Reply, Run, run_system
 from injection.systems import find_system
@@ -98,7 +98,8 @@ def collect_natural(config: NaturalConfig) -> Counter[str]:
     Raises:
         BudgetError: If the budget is used up; what is done is kept, and a later call goes on.
     """
-    store = Store(Path(config.out))
+    _endpoint.cache_clear()  # each collection has a budget of its own
+    store = Store(Path(config.out), settings_of(config))
     work_off(_run_group, config, store)
     outcomes = store.outcomes()
     return Counter(
@@ -123,7 +124,15 @@ def name_mode(phase: str, text: str) -> ErrorMode:
 
 
 def make_natural_record(
-    name: str, group: Group, run: Run, found: Decisive, *, model: str, corrector: str, seed: int
+    name: str,
+    group: Group,
+    run: Run,
+    verdict: Verdict,
+    found: Decisive,
+    *,
+    model: str,
+    corrector: str,
+    seed: int,
 ) -> dict[str, Any]:
     """The record of one natural failure.
 
@@ -131,12 +140,13 @@ def make_natural_record(
         name: Of the run, in the ledger.
         group: System and task.
         run: The run that failed.
+        verdict: What the checker said of it.
         found: The step that decided it.
         model: Name of the model that the agents run on.
         corrector: Name of the model that corrects.
         seed: Of the run.
     """
-    task, verdict = group.task, check(group.task, run.answer)
+    task = group.task
     event = run.events[found.step - 1]
     mode = name_mode(event.phase, event.content) if model == SCRIPTED else None
     label = {
@@ -201,29 +211,31 @@ def _run_seed(
     config: NaturalConfig, group: Group, name: str, seed: int
 ) -> tuple[str, dict[str, Any] | None]:
     """What became of one run, and its record if its step was found."""
-    model, corrector = _minds(config, group.task, seed)
+    model, corrector, judge = _minds(config, group.task, seed)
     system, task = find_system(group.system), group.task
     run = run_system(system, task.question, model)
-    if check(task, run.answer).right:
+    verdict = check(task, run.answer, judge=judge)
+    if verdict.right:
         return "right", None
-    found = find_decisive_step(system, task, model, corrector, search=config.search)
+    found = find_decisive_step(system, task, model, corrector, judge=judge, search=config.search)
     if found is None:
         return "undecided", None
     return LOCATED, make_natural_record(
-        name, group, run, found, model=model.name, corrector=corrector.name, seed=seed
+        name, group, run, verdict, found, model=model.name, corrector=corrector.name, seed=seed
     )
 
 
-def _minds(config: NaturalConfig, task: Task, seed: int) -> tuple[Model, Model]:
-    """What the agents run on, and what corrects them."""
+def _minds(config: NaturalConfig, task: Task, seed: int) -> tuple[Model, Model, Model | None]:
+    """What the agents run on, what corrects them, and what judges free text."""
+    judge = _endpoint(config.endpoint) if config.judge == "endpoint" else None
     if config.agents == "endpoint":
-        model: Model = _endpoint(config, seed)
-        return model, Told(model, task.answer)
+        model = Seeded(_endpoint(config.endpoint), seed)
+        return model, Told(model, task.answer), judge
     scripted = Scripted(seed, **asdict(config.scripted))
-    return scripted, replace(scripted, skill=1.0, slip=0.0, care=1.0, trust=0.0)
+    return scripted, replace(scripted, skill=1.0, slip=0.0, care=1.0, trust=0.0), judge
 
 
 @cache
-def _endpoint(config: NaturalConfig, seed: int) -> Endpoint:
-    """The endpoint, once for a process and seed."""
-    return Endpoint(replace(config.endpoint, seed=seed))
+def _endpoint(config: EndpointConfig) -> Endpoint:
+    """The endpoint, once for a process: all seeds share its limits."""
+    return Endpoint(config)

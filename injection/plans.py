@@ -35,9 +35,9 @@ class PlanConfig:
     more_of: tuple[str, ...] = ()
     """Codes of modes that rarely break a run; each gets a further place in the balanced design."""
     places: tuple[int, ...] = (1, 1, 1)
-    """Plans for each part of a run, relative to one another, from its first to its last part; >= 0.
-    Early faults are outvoted or corrected more often, so more of them must be tried for as many
-    records."""
+    """Plans for each part of a run, relative to one another, from its first to its last part, each
+    0 to 100. Early faults are outvoted or corrected more often, so more of them must be tried for
+    as many records."""
     every_share: float = 0.25
     """Share of faults that strike at every call of their agent, 0 to 1."""
     benign: int = 1
@@ -51,8 +51,10 @@ class PlanConfig:
             _ = [ErrorMode.parse(code) for code in self.more_of]
         except ValueError as error:
             raise ConfigError(f"plans.more_of: {error}") from None
-        if not self.places or min(self.places) < 0 or not any(self.places):
-            raise ConfigError(f"plans.places: expected whole numbers >= 0, got {self.places}")
+        if not any(self.places) or not 0 <= min(self.places) <= max(self.places) <= 100:
+            raise ConfigError(
+                f"plans.places: expected whole numbers from 0 to 100, not all 0, got {self.places}"
+            )
         if not 0 <= self.every_share <= 1:
             raise ConfigError(f"plans.every_share: expected 0 to 1, got {self.every_share}")
 

@@ -242,6 +242,7 @@ def find_decisive_step(
     model: Model,
     corrector: Model,
     *,
+    judge: Model | None = None,
     search: Literal["scan", "bisect"] = "scan",
 ) -> Decisive | None:
     """The earliest step whose correction turns a natural failure into a success.
@@ -256,6 +257,7 @@ def find_decisive_step(
         task: The task.
         model: Its model.
         corrector: A better model, or one that knows the answer.
+        judge: Judges free text; None leaves it to the checkers.
         search: How to look.
 
     Returns:
@@ -265,7 +267,7 @@ def find_decisive_step(
     propose one step at a time and does not scan.
     """
     failed = run_system(system, task.question, model)
-    if check(task, failed.answer).right:
+    if check(task, failed.answer, judge=judge).right:
         return None
     tried = 0
 
@@ -273,7 +275,7 @@ def find_decisive_step(
         nonlocal tried
         tried += 1
         run = run_system(system, task.question, model, [Correction(corrector, calls)])
-        return check(task, run.answer).right
+        return check(task, run.answer, judge=judge).right
 
     numbers = range(len(failed.calls))
     if search == "scan":

@@ -2,10 +2,11 @@
 
     records.jsonl   one record a line, readable by `dcl.formats`
     ledger.jsonl    one line for every plan that was tried, and what became of it
+    settings.json   what the folder was begun with
 
-Both only grow. A line counts once its line break is there: whoever opens the store next cuts off
-what a killed process left half written, and adds a record at most once, whatever other processes
-did meanwhile.
+The first two only grow. A line counts once its line break is there: whoever opens the store next
+cuts off what a killed process left half written, and adds a record at most once, whatever other
+processes did meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from dcl.errors import ConfigError
+from dcl.report.output import open_out
 from dcl.splits import split_of
 from injection.proof import Attempt, Proof, injection_steps
 from injection.session import Run
@@ -29,7 +31,7 @@ from injection.tasks import Task
 VERSION = 1
 """Version of the fields under `injection`."""
 
-RECORDS, LEDGER = "records.jsonl", "ledger.jsonl"
+RECORDS, LEDGER, SETTINGS = "records.jsonl", "ledger.jsonl", "settings.json"
 
 LOCATED = "located"
 """Outcome of a natural failure whose decisive step was found."""
@@ -215,12 +217,14 @@ class Store:
 
     Args:
         folder: Made if it is new.
+        settings: What all its records have in common; None adds to any folder.
 
     Raises:
-        ConfigError: If the folder cannot be made, or holds lines that are no JSON.
+        ConfigError: If the folder cannot be made, holds lines that are no JSON, or was begun with
+            other settings.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -236,6 +240,8 @@ class Store:
         self._kept: dict[str, dict[str, Any]] = {}
         with self._lock:
             self._refresh()
+            if settings is not None:
+                self._agree(json.loads(json.dumps(settings)))
 
     def outcomes(self) -> dict[str, str]:
         """What became of each plan so far, by its id."""
@@ -266,6 +272,30 @@ class Store:
             self._append(LEDGER, {"id": id, "outcome": outcome, **notes})
             self._refresh()
         return True
+
+    def _agree(self, settings: dict[str, Any]) -> None:
+        """Note settings where nothing is recorded yet; else compare them with those noted.
+
+        Raises:
+            ConfigError: If they differ, or cannot be read or written.
+        """
+        file = self.folder / SETTINGS
+        try:
+            begun = json.loads(file.read_bytes())
+        except FileNotFoundError:
+            begun = settings if self._done else None
+        except ValueError as error:
+            raise ConfigError(f"{file}: expected JSON: {error}") from None
+        if self._done and begun != settings:
+            known = begun if isinstance(begun, dict) else {}
+            keys = sorted(key for key in settings if settings[key] != known.get(key))
+            raise ConfigError(
+                f"{self.folder}: expected the {', '.join(keys) or 'options'} that the folder was "
+                f"begun with, see {SETTINGS} there; choose another --out"
+            )
+        if begun != settings:
+            with open_out(file) as stream:
+                json.dump(settings, stream, indent=1, sort_keys=True)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         """One line in one write."""

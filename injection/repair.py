@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dcl.attribution import Attribution, Attributor
 from injection.checkers import check
+from injection.errors import CheckError, ModelError
 from injection.intervene import Hint
 from injection.run import Group
 from injection.session import Model, Run, run_system
@@ -61,11 +62,13 @@ class Repair:
         before: All tasks, as they are.
         after: All tasks; those that failed are tried again with the hint.
         control: The same with the hint given to an agent drawn at random.
+        lost: Tasks that are in none of these, as a model gave no usable reply.
     """
 
     before: Share
     after: Share
     control: Share
+    lost: int = 0
 
 
 def write_hint(attribution: Attribution) -> tuple[str, str]:
@@ -84,7 +87,12 @@ def write_hint(attribution: Attribution) -> tuple[str, str]:
 
 
 def repair(
-    groups: Iterable[Group], model: Model, attributor: Attributor, *, seed: int = 1
+    groups: Iterable[Group],
+    model: Model,
+    attributor: Attributor,
+    *,
+    judge: Model | None = None,
+    seed: int = 1,
 ) -> Repair:
     """Run every group, attribute the failures, and try those again.
 
@@ -92,30 +100,43 @@ def repair(
         groups: Systems on tasks.
         model: What the agents run on.
         attributor: Says who failed.
+        judge: Judges free text; None leaves it to the checkers.
         seed: Of the control.
+
+    Raises:
+        BudgetError: If the budget is used up.
     """
-    total = before = after = control = 0
     rng = random.Random(seed)
-    for group in groups:
-        total += 1
-        system, task = find_system(group.system), group.task
-        run = run_system(system, task.question, model)
-        if check(task, run.answer).right:
-            before += 1
-            continue
-        attribution = attributor(run.trajectory(group.name, task.question, "failure"))
-        agent, hint = write_hint(attribution)
-        after += _retry(group, model, agent, hint)
-        control += _retry(group, model, rng.choice(_agents(run)), hint)
-    return Repair(
-        Share(before, total), Share(before + after, total), Share(before + control, total)
+    tried = [_try(group, model, attributor, judge, rng) for group in groups]
+    known = [solved for solved in tried if solved is not None]
+    before, after, control = (
+        Share(sum(solved[i] for solved in known), len(known)) for i in range(3)
     )
+    return Repair(before, after, control, len(tried) - len(known))
 
 
-def _retry(group: Group, model: Model, agent: str, hint: str) -> bool:
-    """Whether the task is solved with a hint for one agent."""
-    run = run_system(find_system(group.system), group.task.question, model, [Hint(agent, hint)])
-    return check(group.task, run.answer).right
+def _try(
+    group: Group, model: Model, attributor: Attributor, judge: Model | None, rng: random.Random
+) -> tuple[bool, bool, bool] | None:
+    """Whether a task is solved as it is, with the hint, and with the hint to anybody.
+
+    None if a model gave no usable reply.
+    """
+    system, task = find_system(group.system), group.task
+
+    def run_with(*hints: Hint) -> tuple[Run, bool]:
+        run = run_system(system, task.question, model, hints)
+        return run, check(task, run.answer, judge=judge).right
+
+    try:
+        run, right = run_with()
+        if right:
+            return True, True, True
+        agent, hint = write_hint(attributor(run.trajectory(group.name, task.question, "failure")))
+        control = Hint(rng.choice(_agents(run)), hint)
+        return False, run_with(Hint(agent, hint))[1], run_with(control)[1]
+    except (ModelError, CheckError):
+        return None
 
 
 def _agents(run: Run) -> list[str]:

@@ -38,7 +38,7 @@ def write_report(folder: Path) -> str:
     """The report on a folder as Markdown.
 
     Args:
-        folder: What `collect` filled.
+        folder: What `collect` or `collect_natural` filled.
 
     Raises:
         ConfigError: If the folder holds no records.
@@ -48,22 +48,31 @@ def write_report(folder: Path) -> str:
     rows = _rows(folder / LEDGER, "id", "outcome")
     ledger = [row for row in rows if not row["id"].startswith((GROUP, FAILED))]
     plans, clean = tally({row["id"]: row["outcome"] for row in rows})
-    records = _rows(folder / RECORDS, "ground_truth", "injection")
-    faulty = [row for row in records if row["ground_truth"]["is_injection_successful"]]
+    records = _rows(folder / RECORDS, "metadata", "output", "injection")
+    faulty = [row for row in records if row["metadata"]["outcome"] == "failure"]
+    labels = [(row, label) for row in faulty for label in row["output"]["faulty_agents"]]
+    injected = "complete" not in clean  # a natural failure has neither a clean run nor an attack
     parts = [
         f"# {len(faulty)} proved failures, {len(records) - len(faulty)} benign rewrites",
-        _table("Clean runs", clean),
-        _clean_runs("System", rows, 0),
-        _clean_runs("Benchmark", rows, 1),
-        _table("Outcomes of plans", plans),
-        _success("Mode", ledger, lambda fault: str(fault["mode"])),
-        _success("Strategy", ledger, lambda fault: str(fault["strategy"])),
+        *(
+            (
+                _table("Clean runs", clean),
+                _clean_runs("System", rows, 0),
+                _clean_runs("Benchmark", rows, 1),
+                _table("Outcomes of plans", plans),
+                _success("Mode", ledger, lambda fault: str(fault["mode"])),
+                _success("Strategy", ledger, lambda fault: str(fault["strategy"])),
+            )
+            if injected
+            else (_table("Outcomes of runs", plans),)
+        ),
+        _table("Mode of a label", Counter(str(label["error_type"]) for _, label in labels)),
         _table("System", Counter(row["metadata"]["framework"] for row in faulty)),
         _table("Benchmark", Counter(row["metadata"]["benchmark"] for row in faulty)),
         _table("Split", Counter(row["metadata"]["split"] for row in faulty)),
-        _table("Third of the run", Counter(_third(row, a) for row in faulty for a in _hot(row))),
+        _table("Third of the run", Counter(_third(row, label["step"]) for row, label in labels)),
         _table("Turns", Counter(_bucket(row) for row in faulty)),
-        _table("Decisive faults", Counter(len(_hot(row)) for row in faulty)),
+        _table("Decisive faults", Counter(len(row["output"]["faulty_agents"]) for row in faulty)),
         _table("Faults that did not matter", Counter(_idle(row) for row in faulty)),
         _costs(records),
         _probe_table(folder) if records else "",
@@ -141,20 +150,15 @@ def _success(
     return "\n".join([f"| {title}, one fault | broke the run |", "| --- | --- |", *lines])
 
 
-def _hot(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Decisive attacks of a record."""
-    return [attack for attack in row["injection"]["attacks"] if attack["decisive"]]
-
-
 def _idle(row: Mapping[str, Any]) -> int:
     """Number of attacks of a record that did not matter."""
-    return len(row["injection"]["attacks"]) - len(_hot(row))
+    return sum(not attack["decisive"] for attack in row["injection"]["attacks"])
 
 
-def _third(row: Mapping[str, Any], attack: Mapping[str, Any]) -> str:
-    """First, second or last third of the run in which an attack struck first."""
+def _third(row: Mapping[str, Any], step: int) -> str:
+    """First, second or last third of the run in which a step, from 1, is."""
     turns = len(row["input"]["conversation_history"])
-    return ("first", "second", "last")[min(2, 3 * (attack["steps"][0] - 1) // turns)]
+    return ("first", "second", "last")[min(2, 3 * (step - 1) // turns)]
 
 
 def _bucket(row: Mapping[str, Any]) -> str:

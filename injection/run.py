@@ -5,24 +5,27 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
-from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from dcl.errors import ConfigError
-from injection.endpoint import Endpoint, EndpointConfig, LlmManipulator
+from injection.endpoint import Endpoint, EndpointConfig
 from injection.errors import CheckError, ModelError
 from injection.manipulator import Manipulator, Rules
 from injection.plans import PlanConfig, make_plans
 from injection.proof import Prover
 from injection.records import FAILED, GROUP, Store, Tally, make_record, tally
+from injection.rewriter import LlmManipulator
 from injection.scripted import Scripted
 from injection.session import Model
 from injection.systems import SYSTEMS, find_system
@@ -83,6 +86,8 @@ class RunConfig:
         """Refuse values that cannot work."""
         if self.workers < 1 or self.tasks_per_file < 0:
             raise ConfigError("expected workers > 0 and tasks_per_file >= 0")
+        if not self.systems:
+            raise ConfigError("systems: expected at least one, got none")
         for name in self.systems:
             find_system(name)
 
@@ -118,12 +123,34 @@ class Group:
 
 
 def list_groups(config: RunConfig) -> list[Group]:
-    """Every system on every task, in an order that mixes both."""
+    """Every system on every task, in an order that mixes both.
+
+    Raises:
+        ConfigError: If a file of tasks cannot be read, or none holds a task.
+        TraceError: If a record of a file is no task.
+    """
     most = config.tasks_per_file or None
     files = config.tasks
     tasks = [t for f in files for t in read_tasks(f)[:most]] if files else own_tasks(most)
-    pairs = [(system, task) for task in tasks for system in config.systems]
-    return [Group(i, system, task) for i, (system, task) in enumerate(pairs)]
+    if not tasks:
+        raise ConfigError(f"tasks: expected tasks in {', '.join(files)}, got none")
+    pairs = product(_tell_apart(tasks), dict.fromkeys(config.systems))
+    return [Group(i, system, task) for i, (task, system) in enumerate(pairs)]
+
+
+def _tell_apart(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks without repeats; one whose id is taken by another question gets a part of its hash.
+
+    Published files number their tasks each from the start.
+    """
+    known: dict[tuple[str, str], Task] = {}
+    for task in tasks:
+        taken = known.setdefault((task.benchmark, task.id), task)
+        if taken != task:
+            content = repr((task.question, task.answer)).encode()
+            task = replace(task, id=f"{task.id}-{hashlib.sha256(content).hexdigest()[:8]}")
+            known.setdefault((task.benchmark, task.id), task)
+    return list(known.values())
 
 
 def collect(config: RunConfig, spread: Spread | None = None) -> Tally:
@@ -140,9 +167,22 @@ def collect(config: RunConfig, spread: Spread | None = None) -> Tally:
         BudgetError: If the budget is used up; what is done is kept, and a later call goes on.
     """
     minds_of.cache_clear()  # each collection has a budget of its own
-    store = Store(Path(config.out))
+    store = Store(Path(config.out), settings_of(config))
     work_off(_run_group, config, store, spread)
     return tally(store.outcomes())
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """What may not change in a folder that is continued, as it decides what its records say.
+
+    More systems and tasks, other workers and budgets are welcome.
+    """
+    free = {"out", "systems", "tasks", "tasks_per_file", "workers", "endpoint"}
+    asked = ("model", "temperature", "rewrite_temperature", "seed", "max_tokens")
+    whole = asdict(config)
+    wire = {key: whole["endpoint"][key] for key in asked} if config.uses_endpoint else {}
+    kept = {key: value for key, value in whole.items() if key not in free}
+    return {"kind": type(config).__name__, **kept, "endpoint": wire}
 
 
 RunGroup = Callable[[Any, Group, Store, dict[str, str]], None]
@@ -184,14 +224,17 @@ def spread_local(config: RunConfig) -> Spread:
             for group in left:
                 work(config, group, True)
             return
-        with _pool(config.workers, threads) as pool:
-            try:
-                finished = list(pool.map(work, repeat(config), groups, repeat(False)))
-                left = [g for g, ok in zip(groups, finished, strict=True) if not ok]
-                list(pool.map(work, repeat(config), left, repeat(True)))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        pool = _pool(config.workers, threads)
+        try:
+            with _uninterrupted():
+                made = pool.map(work, repeat(config), groups, repeat(False))
+            left = [g for g, ok in zip(groups, made, strict=True) if not ok]
+            list(pool.map(work, repeat(config), left, repeat(True)))
+            pool.shutdown()
+        except BaseException as error:
+            # Who leaves waits for no endpoint; the ledger is whole at any moment.
+            pool.shutdown(wait=not threads or isinstance(error, Exception), cancel_futures=True)
+            raise
 
     return spread
 
@@ -202,6 +245,22 @@ def _pool(workers: int, threads: bool) -> Executor:
         return ThreadPoolExecutor(workers)
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let processes that are started inside leave Ctrl-C to the one that starts them.
+
+    What they are told to ignore as they start they ignore for good.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not ours to set
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end_with_parent() -> None:
@@ -216,7 +275,7 @@ def _end_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _hold(run_group: RunGroup, config: RunConfig, group: Group, wait: bool) -> bool:

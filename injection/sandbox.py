@@ -1,7 +1,7 @@
 """Unit tests in a process of their own: bounded time and memory, no network, no stray writes.
 
 The child limits itself before it reads a line of foreign code: `setrlimit` for time, memory, file
-size and processes, and an audit hook that refuses sockets, new processes, foreign libraries and
+size and core dumps, and an audit hook that refuses sockets, new processes, foreign libraries and
 every change of a file outside its temporary folder. Audit hooks cannot be taken out again. This
 holds back wrong code and careless code; it is no wall against an attacker with an exploit of the
 interpreter, for whom a container is the right place.

@@ -22,6 +22,7 @@ OUTSIDE = frozenset({"user", "Tool", "system", "Computer_terminal"})
 """Names in a conversation that are no agents: words of a user or a framework, results of tools."""
 
 _SPEAKER = re.compile(r"^--- (.+) ---$", re.MULTILINE)
+_MARK = re.compile(rf"^(?=--- .+ ---$|(?:{TASK_MARK}|{TALK_MARK}|{TURN_MARK})$)", re.MULTILINE)
 
 
 class Message(NamedTuple):
@@ -62,11 +63,11 @@ class Brief:
     request: str
 
     def render(self) -> str:
-        """The text of the user message."""
-        talk = "\n".join(f"--- {said.agent} ---\n{said.text}" for said in self.history)
-        parts = [f"{TASK_MARK}\n{self.task}"] if self.task else []
-        parts += [f"{TALK_MARK}\n{talk}"] if self.history else []
-        return "\n\n".join([*parts, f"{TURN_MARK}\n{self.request}"])
+        """The text of the user message; lines of texts that look like marks are indented."""
+        said = "\n".join(f"--- {said.agent} ---\n{_indent(said.text)}" for said in self.history)
+        parts = [f"{TASK_MARK}\n{_indent(self.task)}"] if self.task else []
+        parts += [f"{TALK_MARK}\n{said}"] if self.history else []
+        return "\n\n".join([*parts, f"{TURN_MARK}\n{_indent(self.request)}"])
 
     @classmethod
     def parse(cls, prompt: str) -> Brief:
@@ -82,6 +83,11 @@ class Brief:
             for match, end in zip(names, ends, strict=True)
         )
         return cls(task.removeprefix(f"\n\n{TASK_MARK}\n"), history, request)
+
+
+def _indent(text: str) -> str:
+    """A text in which no line can be taken for a mark of a prompt."""
+    return _MARK.sub(" ", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import gzip
 import json
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,7 @@ def read_tasks(path: str | Path) -> list[Task]:
         Tasks in the order of the files, which go by their names.
 
     Raises:
-        ConfigError: If there is no such file, or no file in the folder.
+        ConfigError: If there is no such file, it is empty, or no file is in the folder.
         TraceError: If a record has the keys of no known set, or a field is missing.
     """
     place = Path(path)
@@ -98,7 +99,12 @@ def _read_file(file: Path, name: str) -> list[Task]:
         if reader is None:
             known = "; ".join(", ".join(sorted(keys)) for keys, _ in _READERS)
             raise TraceError(place, f"expected a task with one of the sets of keys {known}")
-        tasks.append(reader(record, place, f"{name}-{len(tasks)}"))
+        task = reader(record, place, f"{name}-{len(tasks)}")
+        try:
+            f"{task.id}{task.question}{task.answer}".encode()
+        except UnicodeEncodeError:
+            raise TraceError(place, "expected text, got halves of characters") from None
+        tasks.append(task)
     return tasks
 
 
@@ -119,10 +125,12 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         with _OPENERS.get(file.suffix, open)(file, "rt", encoding="utf-8") as stream:
             text = stream.read()
-    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as error:
         raise _no_tasks(file, error) from None
+    if not text.strip():
+        raise _no_tasks(file, ValueError("an empty file"))
     if ".csv" in file.suffixes:
-        yield from ((f"{file}[{i}]", row) for i, row in enumerate(_read_csv(text)))
+        yield from ((f"{file}[{i}]", row) for i, row in enumerate(_read_csv(text, file)))
     elif text.lstrip().startswith("["):
         yield from ((f"{file}[{i}]", row) for i, row in enumerate(_load(text, str(file))))
     elif ".json" in file.suffixes and re.match(r"\s*\{\s*\n", text):  # one object, many lines
@@ -133,13 +141,20 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{file}:{number}", _load(line, f"{file}:{number}")
 
 
-def _read_csv(text: str) -> Iterator[dict[str, Any]]:
-    """Rows of MMLU as it was first published: question, options, letter; there is no header."""
-    for row in csv.reader(text.splitlines(keepends=True)):
-        if len(row) > 2:
-            yield {"question": row[0], "choices": row[1:-1], "answer": row[-1]}
-        elif row:
-            yield {"row": row}
+def _read_csv(text: str, file: Path) -> Iterator[dict[str, Any]]:
+    """Rows of MMLU as it was first published: question, options, letter; there is no header.
+
+    Raises:
+        ConfigError: If it is no CSV.
+    """
+    try:
+        for row in csv.reader(text.splitlines(keepends=True)):
+            if len(row) > 2:
+                yield {"question": row[0], "choices": row[1:-1], "answer": row[-1]}
+            elif row:
+                yield {"row": row}
+    except csv.Error as error:
+        raise _no_tasks(file, error) from None
 
 
 def _read_parquet(file: Path) -> list[dict[str, Any]]:
@@ -170,7 +185,7 @@ def _load(text: str, place: str) -> Any:
     """JSON, or an error that names its place."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(place, f"expected JSON: {error}") from None
 
 

@@ -117,7 +117,7 @@ def parse_unit(text: str) -> Unit | None:
     text = re.sub(r"(?:\\cdot|\\times|\u00b7|\*)", " ", text)
     text = text.translate(str.maketrans("\u00b2\u00b3\u2212", "23-")).strip(" .()")
     factor, powers, sign = 1.0, Counter[str](), 1
-    power_of_ten = re.match(r"10\^?\s*(-?\d+)\s*", text)
+    power_of_ten = re.match(r"10\^?\s*(-?\d{1,2})(?!\d)\s*", text)
     if power_of_ten:
         factor, text = 10.0 ** int(power_of_ten[1]), text[power_of_ten.end() :]
     position, read = 0, False

@@ -7,6 +7,8 @@ check. What it cannot do in a turn, it refuses with an `AttackError`.
 
 from __future__ import annotations
 
+import re
+
 from dcl.taxonomy import ErrorMode
 from injection.anatomy import dissect, stated_answer
 from injection.errors import AttackError
@@ -15,6 +17,9 @@ from injection.rules.order import read_order
 from injection.rules.scene import Scene
 
 __all__ = ["Scene", "corrupt", "rephrase"]
+
+
+_ENDLESS = re.compile(r"\d{101}")
 
 
 def corrupt(text: str, mode: ErrorMode, scene: Scene) -> str:
@@ -31,6 +36,8 @@ def corrupt(text: str, mode: ErrorMode, scene: Scene) -> str:
     Raises:
         AttackError: If the mode cannot be made from this turn.
     """
+    if any(_ENDLESS.search(said) for said in (text, *(said.text for said in scene.history))):
+        raise AttackError("a number of over 100 digits is none that rules can change")
     order = read_order(text)
     changed = (
         order.corrupt(mode, scene, _corrupt_text) if order else _corrupt_text(text, mode, scene)

@@ -32,7 +32,7 @@ def read_numbers(text: str, label: str) -> list[int]:
     """Whole numbers of the last bracketed list after a label, or of the last list at all."""
     labelled = re.findall(rf"{label}\W*\[([\d,\s]+)\]", text, re.IGNORECASE)
     lists = labelled or re.findall(r"\[([\d,\s]+)\]", text)
-    return [int(number) for number in re.findall(r"\d+", lists[-1])] if lists else []
+    return [int(number) for number in re.findall(r"\b\d{1,9}\b", lists[-1])] if lists else []
 
 
 def same_answers(replies: list[str]) -> list[list[int]]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from worlds import Parrot
 
@@ -190,3 +192,14 @@ def test_units(text: str, factor: float, kind: dict[str, int]) -> None:
 def test_words_are_no_units() -> None:
     assert parse_unit("apples") is None
     assert parse_unit("") is None
+
+
+@pytest.mark.parametrize(
+    "text", [r"\boxed{9^{99*99*99*99}}", r"\boxed{9^{9^{9^9}}}", "Answer: " + "9" * 9000]
+)
+def test_a_number_without_end_is_wrong_and_takes_no_time(text: str) -> None:
+    for kind in ("number", "latex"):
+        start = time.perf_counter()
+        task = Task("x", "MATH", kind, "q", "81")
+        assert not check(task, text).right
+        assert time.perf_counter() - start < 5

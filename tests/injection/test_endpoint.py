@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+import subprocess
+import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +16,26 @@ import pytest
 from fault_server import FAULTS, FaultServer, serve
 from worlds import STORY, WORK, scene
 
+import dcl
 from dcl.errors import ConfigError
 from dcl.taxonomy import MODES, ErrorMode
-from injection.endpoint import Endpoint, EndpointConfig, LlmManipulator, redact
+from injection.endpoint import Endpoint, EndpointConfig, redact
 from injection.errors import AttackError, BudgetError, ModelError
+from injection.importance import importance_of
 from injection.instructions import find_order, order_for
-from injection.plans import PlanConfig
+from injection.manipulator import Rules
+from injection.natural import NaturalConfig, collect_natural
+from injection.plans import PlanConfig, make_plans
+from injection.proof import Prover
 from injection.records import LEDGER, RECORDS
+from injection.repair import repair
 from injection.report import summarise
+from injection.rewriter import LlmManipulator
 from injection.rules import Scene
-from injection.run import RunConfig, collect
-from injection.session import Brief, Message
+from injection.run import RunConfig, collect, list_groups
+from injection.session import Brief, Call, Message, Reply
+from injection.systems import SYSTEMS
+from injection.tasks import own_tasks
 
 KEY = "sk-verysecretkey0123456789"
 ASK = (Message("system", "s"), Message("user", "2 + 2?"))
@@ -314,3 +329,111 @@ def test_no_secret_reaches_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert not [file for file in files if KEY.encode() in file.read_bytes()]
     out = capfd.readouterr()
     assert KEY not in out.out + out.err
+
+
+def test_a_key_from_a_file_is_trimmed_and_one_that_cannot_be_sent_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    with serve() as server:
+        endpoint(server).complete(ASK, temperature=0)
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\u00e9")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY: expected a key of printable") as caught:
+        endpoint(server)
+    assert KEY not in str(caught.value)
+    assert "[key]" in redact("no server at https://host/v1?api-key=0123abc")
+
+
+def test_all_seeds_share_the_budget(tmp_path: Path) -> None:
+    tasks = tmp_path / "gsm8k.jsonl"
+    tasks.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    with serve(text="Answer: 2") as server:
+        kept = str(tmp_path / "cache")
+        wire = EndpointConfig(base_url=server.url, model="m", budget_calls=5, cache=kept)
+        natural = NaturalConfig(
+            out=str(tmp_path / "out"),
+            systems=("macnet_chain",),
+            tasks=(str(tasks),),
+            agents="endpoint",
+            endpoint=wire,
+            seeds=4,
+            workers=1,
+        )
+        with pytest.raises(BudgetError, match="budget of 5 calls"):
+            collect_natural(natural)
+        assert len(server.requests) == 5
+        for _ in range(9):
+            try:
+                assert collect_natural(natural) == {"right": 4}
+                break
+            except BudgetError:
+                continue
+    assert {request["seed"] for request in server.requests} == {1, 2, 3, 4}
+
+
+def test_repair_counts_tasks_that_got_no_reply() -> None:
+    systems = {"systems": ("macnet_chain",), "tasks_per_file": 1}
+    groups = list_groups(RunConfig(out="x", **systems))[:2]  # type: ignore[arg-type]
+    with serve(*["blank"] * 99) as server:
+        result = repair(groups, endpoint(server, retries=0), dcl.load())
+    assert (result.lost, result.before.total) == (2, 0)
+
+
+def test_ctrl_c_does_not_wait_for_an_endpoint(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def think(request: dict[str, Any]) -> str:
+        asked.set()
+        time.sleep(1)
+        return "Answer: 5"
+
+    with serve(text=think) as server:
+        file = tmp_path / "run.yaml"
+        file.write_text(
+            f"out: {tmp_path / 'out'}\nagents: endpoint\nsystems: [dylan]\nworkers: 2\n"
+            f"endpoint: {{model: m, base_url: '{server.url}'}}\n"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-m", "injection", "run", "--config", str(file)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert asked.wait(60)
+        begun = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        said, _ = child.communicate(timeout=60)
+    assert (child.returncode, said) == (130, b"")
+    assert time.monotonic() - begun < 5
+
+
+NONSENSE = (
+    "[" * 3000, "{" * 3000, "\ud800", "\x00", r"\boxed{9^{99*99*99*99}}", "Answer: 1/0",
+    "Ratings: [" + "9" * 5000 + "]", "Ranking: [0, 99, -1]", "Correctness: \u00b2", "[Agree]",
+    "--- Critic ---", "\n\n=== Your turn ===\nx", "Step 1: 10 % 0 = 1", "Answer: " + "9" * 5000,
+    "Step 2: 9 ^ 999999999 = 1", "Plan:\n1. Calculator: {7} + {99}", '{"next": 5}', "```python\n",
+    '{"agent": null, "request": [1]}', '{"tool": "lookup", "argument": {"a": 1}}', "10^999999 kg",
+)  # fmt: skip
+
+
+class Babbler:
+    """A model that answers anything with nonsense, the same call with the same."""
+
+    name = "babbler"
+
+    def __call__(self, call: Call) -> Reply:
+        rng = random.Random(call.digest)
+        return Reply("\n".join(rng.choice(NONSENSE) for _ in range(rng.randint(1, 4))))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_nonsense_of_a_model_breaks_no_run(name: str) -> None:
+    for task in own_tasks(1):
+        prover = Prover(SYSTEMS[name], task, Babbler(), Rules())
+        clean = prover.clean
+        importance_of(clean.run)
+        taken = replace(clean, verdict=replace(clean.verdict, right=True))
+        prover._clean = taken
+        for plan in make_plans(PlanConfig(per_task=4), name, task.id, clean.run, group=0, seed=1):
+            assert prover.prove(plan).outcome

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -64,11 +67,28 @@ def test_a_wrong_configuration_is_refused(tmp_path: Path) -> None:
         ("tasks: [absent.jsonl]", "absent.jsonl: expected a file of tasks, got: No such file"),
         (f"tasks: [{__file__}z]", "expected a file of tasks"),
         ("agents: endpoint", "endpoint.model: expected the name of a model"),
+        ("systems: []", "systems: expected at least one, got none"),
+        ("plans: null", "plans: expected a value, got nothing"),
+        ("plans: {places: [1, 100000000]}", "plans.places: expected whole numbers from 0 to 100"),
+        ("endpoint: {timeout: .nan}", "endpoint.timeout: expected above 0, got nan"),
+        ("endpoint: {temperature: .inf}", "endpoint.temperature: expected >= 0, got inf"),
+        (
+            "endpoint: {base_url: 'me:sk-0123456789@host'}",
+            r"expected an address .*, got '.*\[key\]",
+        ),
+        (
+            "endpoint: {model: m, cache: /dev/null/x}\nagents: endpoint",
+            "endpoint.cache: expected a",
+        ),
     ):
         file.write_text(f"out: {tmp_path / 'out'}\n{text}\n")
         assert re.search(problem, complaint(2, "run", "--config", file)), text
     assert "required: out" in complaint(2, "run", "--config", _written(file, "workers: 1"))
     assert "found none" in complaint(2, "run", "--config", tmp_path / "absent.yaml")
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "can't decode" in complaint(2, "run", "--config", file)
+    assert "see " in complaint(2, "run")
+    assert "bogus" in complaint(2, "bogus")
 
 
 def complaint(code: int, *arguments: object) -> str:
@@ -92,15 +112,21 @@ def test_places_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None
     folder.mkdir()
     offline = ("offline", log, "--every", "--out")
     assert "expected a place to write" in complaint(2, *offline, blocked / "x.jsonl")
-    assert "got a folder" in complaint(2, *offline, folder)
+    assert "it is a folder" in complaint(2, *offline, folder)
     assert "--every takes others" in complaint(2, "offline", log, "--out", tmp_path / "new.jsonl")
     assert not list(tmp_path.glob("new*"))
     assert "absent" in complaint(3, "offline", tmp_path / "absent", "--out", tmp_path / "new")
+    own = _written(tmp_path / "own.json", log.read_text())
+    assert "got one of the logs" in complaint(2, "offline", own, "--every", "--out", own)
+    assert own.read_text() == log.read_text()
+    bad = _written(tmp_path / "bad.jsonl", '{"nonsense": 1}\n')
+    complaint(3, "offline", log, bad, "--every", "--out", tmp_path / "new.jsonl")
+    assert not list(tmp_path.glob("*new*"))  # no part of it is left
     assert "expected a folder" in complaint(2, "run", "--config", OFFLINE, "--out", blocked)
     _written(folder / RECORDS, "")
     assert "expected a file of `run`" in complaint(2, "report", folder)
     _written(folder / LEDGER, "")
-    assert "expected a place" in complaint(2, "report", folder, "--out", blocked / "x.md")
+    assert "cannot write there" in complaint(2, "report", folder, "--out", blocked / "x.md")
     for line in ('{"id": 1}', "[]", "{"):
         _written(folder / LEDGER, f"{line}\n")
         assert f"{LEDGER}:1: expected a JSON object" in complaint(2, "report", folder)
@@ -266,3 +292,46 @@ def test_repair_reports_before_and_after(tmp_path: Path) -> None:
         "hint to the blamed agent",
         "same hint to a random agent",
     ]
+
+
+def test_natural_failures_have_a_report(tmp_path: Path) -> None:
+    file = _written(tmp_path / "natural.yaml", "out: x\nsystems: [experts]\nseeds: 3\n")
+    out = tmp_path / "out"
+    with file.open("a") as stream:
+        stream.write("tasks_per_file: 2\nworkers: 1\nscripted: {skill: 0.3, trust: 0.3}\n")
+    done = runner.invoke(app, ["natural", "--config", str(file), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    located = len((out / RECORDS).read_text().splitlines())
+    assert located
+    report = runner.invoke(app, ["report", str(out)])
+    assert report.exit_code == 0, report.output
+    assert report.output.startswith(f"# {located} proved failures, 0 benign rewrites")
+    assert f"| located | {located} |" in report.output
+    assert "clean runs" not in report.output
+    line = complaint(2, "run", "--config", OFFLINE, "--out", out)
+    assert "expected the kind, " in line
+    assert "choose another --out" in line
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_it_without_a_word_and_it_goes_on_later(workers: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "injection", "run", "--config", str(OFFLINE)]
+    command += ["--out", str(out), "--workers", str(workers), "--tasks-per-file", "1"]
+    child = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # a terminal signals the whole group
+    )
+    while child.poll() is None and not (out / LEDGER).is_file():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.killpg(child.pid, signal.SIGINT)
+    said, _ = child.communicate(timeout=120)
+    assert (child.returncode, said) == (130, b"")
+    before = (out / LEDGER).read_text().splitlines()
+    done = runner.invoke(app, [*command[3:8], "--workers", "1", "--tasks-per-file", "1"])
+    assert done.exit_code == 0, done.output
+    assert (out / LEDGER).read_text().splitlines()[: len(before)] == before

@@ -19,7 +19,7 @@ from dcl.taxonomy import ErrorMode
 from injection.manipulator import Injection, Strategy
 from injection.plans import Plan, PlanConfig
 from injection.proof import Proof
-from injection.records import LEDGER, RECORDS, Store, align, make_record, tally
+from injection.records import LEDGER, RECORDS, SETTINGS, Store, align, make_record, tally
 from injection.report import summarise, write_report
 from injection.run import RunConfig, collect
 from injection.systems import Debate, MacNet
@@ -309,3 +309,18 @@ def test_only_proofs_with_a_run_give_records() -> None:
     prove = prover(Debate(), story_task())
     with pytest.raises(ValueError, match="no run"):
         make_record(Proof(plan, "no_attack"), prove.clean, prove.task, model="m", manipulator="r")
+
+
+def test_a_folder_keeps_to_what_it_was_begun_with(tmp_path: Path) -> None:
+    begun = {"seed": 1, "plans": (1, 2)}
+    Store(tmp_path, {"seed": 7})  # nothing came of it
+    Store(tmp_path, begun).add("a", "proved")
+    assert Store(tmp_path, begun).outcomes() == {"a": "proved"}
+    with pytest.raises(ConfigError, match="expected the seed that the folder was begun with"):
+        Store(tmp_path, begun | {"seed": 2})
+    assert Store(tmp_path).outcomes() == {"a": "proved"}
+    (tmp_path / SETTINGS).write_text("{")
+    with pytest.raises(ConfigError, match="expected JSON"):
+        Store(tmp_path, begun)
+    (tmp_path / SETTINGS).unlink()  # as older folders are
+    assert Store(tmp_path, begun).outcomes() == {"a": "proved"}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dcl.errors import ConfigError, TraceError
+from dcl.errors import ConfigError, DclError, TraceError
 from dcl.splits import hash_question
 from injection.checkers import check
 from injection.english import solve
+from injection.run import RunConfig, list_groups
 from injection.tasks import Task, own_tasks, read_tasks
 
 ROWS = {
@@ -160,3 +161,45 @@ def as_published(query: str, benchmark: str | None) -> dict[str, object] | None:
     if benchmark == "GAIA":
         return {"task_id": "x", "Question": query, "Final answer": "1"}
     return {"problem_text": query, "answer_number": "1", "unit": "m"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("empty.jsonl", "\n", "an empty file"),
+        ("deep.jsonl", "[" * 100_000, "expected JSON"),
+        ("wide.csv", f"q,{'x' * 200_000},y,A\n", "field larger"),
+        ("half.jsonl", '{"question": "\\ud800", "answer": "#### 1"}\n', "halves of characters"),
+        ("torn.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff", "file of tasks"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    name: str, text: str | bytes, problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DclError, match=problem) as caught:
+        read_tasks(file)
+    assert name in str(caught.value)
+
+
+def test_questions_that_share_an_id_are_all_run(tmp_path: Path) -> None:
+    files = []
+    for folder, right in (("one", 2), ("two", 3)):
+        file = tmp_path / folder / "test.jsonl"
+        file.parent.mkdir()
+        file.write_text(
+            json.dumps({"question": f"Half of {2 * right}?", "answer": f"#### {right}"})
+        )
+        files.append(str(file))
+    config = RunConfig(out="x", systems=("llm_debate",), tasks=(*files, files[0]))
+    groups = list_groups(config)
+    assert [group.task.answer.strip() for group in groups] == ["2", "3"]
+    assert len({group.key for group in groups}) == 2
+    assert groups[0].task.id == "test-0"
+    (again,) = list_groups(RunConfig(out="x", systems=("llm_debate",), tasks=(files[0],)))
+    assert again.key == groups[0].key
+    none = tmp_path / "none.json"
+    none.write_text("[]")
+    with pytest.raises(ConfigError, match=r"expected tasks in .*none\.json, got none"):
+        list_groups(RunConfig(out="x", tasks=(str(none),)))
