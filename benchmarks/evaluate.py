@@ -257,10 +257,11 @@ def _learn_tfidf(
 
 
 def _load_model(folder: Path | None, *, single: bool, injected: bool) -> Predictor:
-    """The model behind the interface of the floors."""
+    """The model behind the interface of the floors; tables with other names share its vectors."""
     from dcl.runtime import load
 
-    return AttributorPredictor(load(folder, injected=injected), single=single)
+    attributor = load(folder, injected=injected, remember=1 << 17)
+    return AttributorPredictor(attributor, single=single)
 
 
 def score_all(

@@ -233,6 +233,7 @@ def load(
     injected: bool = False,
     threads: int | None = None,
     engine: EngineName | None = None,
+    remember: int = 4096,
 ) -> Attributor:
     """Load a model and everything it needs; torch is not among it.
 
@@ -244,6 +245,7 @@ def load(
         threads: Turns encoded side by side; None means every core this process may use.
         engine: What encodes turns; None takes the quickest that is there, see
             `dcl.engines.choose_engine`.
+        remember: Turn vectors that are kept by content, 2 kB each; 0 keeps none.
 
     Returns:
         An attributor that may be shared between threads.
@@ -260,6 +262,7 @@ def load(
         artifact.path / ENCODER,
         threads=threads or count_cores(),
         engine=choose_engine(artifact.manifest, engine),
+        remember=remember,
     )
     head = open_session(artifact.path / HEAD)
     _check_head(artifact.path / HEAD, head, encoder.width)
