@@ -178,11 +178,11 @@ def _encoder(setup: Setup, folder: Path | None, engine: EngineName = "onnxruntim
     return Embedder(lambda texts: encoder([bagger.window(ids) for ids in bagger.tokenize(texts)]))
 
 
-def _findings(setup: Setup) -> Contender:
-    """Findings of `dcl`."""
+def _findings(setup: Setup, model: str) -> Contender:
+    """Findings of a model of `dcl`, by name or folder."""
     from dcl.runtime import load
 
-    return Verdicts(load(setup.model or None, threads=setup.threads))
+    return Verdicts(load(model, threads=setup.threads))
 
 
 def _sentence_transformers(setup: Setup) -> Contender:
@@ -320,7 +320,8 @@ CONTENDERS: Mapping[str, Kind] = {
     "dcl, static, openvino": Kind(
         lambda s: _encoder(s, s.static, "openvino"), "openvino", "vectors", "int8"
     ),
-    "dcl, findings": Kind(_findings, "onnxruntime", "verdict"),
+    "dcl, findings": Kind(lambda s: _findings(s, s.model or "base"), "onnxruntime", "verdict"),
+    "dcl lite, findings": Kind(lambda s: _findings(s, "lite"), "onnxruntime", "verdict"),
     "int8, batches of 8": Kind(_int8_batches, "onnxruntime", "vectors", "int8"),
     "plain fp32, onnxruntime": Kind(_plain, "onnxruntime", "vectors", "fp32"),
     "plain fp32, openvino": Kind(_plain_openvino, "openvino", "vectors", "fp32"),
