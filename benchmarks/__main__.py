@@ -236,7 +236,8 @@ def latency_command(
         list[str] | None, typer.Option(help="Who takes part; repeatable; all if not given.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     source: Annotated[
         str, typer.Option(help="Its encoder before export, as `export encoder` takes it.")
@@ -246,6 +247,7 @@ def latency_command(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Of each contender.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="How often all are asked.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Single turns of each size a round.")] = 20,
     growth: Annotated[
         bool, typer.Option(help="Show how cost grows, too, as the command of that name does.")
     ] = True,
@@ -269,6 +271,7 @@ def latency_command(
             llm=llm,
             threads=threads,
             rounds=rounds,
+            turns=turns,
             clock=clock.value,
         )
         report = measure(config)
@@ -306,7 +309,8 @@ def breakdown_command(
 def growth_command(
     data: Annotated[list[Path], typer.Option(help="Log whose runs are used; repeatable.")],
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; the one that ships if not given.")
+        Path | None,
+        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
     open_runs: Annotated[
         list[int] | None, typer.Option(min=1, help="Runs open at a time; repeatable.")

@@ -160,6 +160,7 @@ def _profile_onnxruntime(
     """Kind and least seconds of each node."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # as `dcl` runs it
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
     options.log_severity_level = 3

@@ -1,7 +1,8 @@
 """What a user would otherwise pick to read turns with, each behind the same two calls.
 
-All contenders read at most as many tokens of a turn as `dcl` does, and libraries are imported when
-their contender is made. `benchmarks.worker` gives each a process of its own.
+What encodes reads at most as many tokens of a turn as `dcl` does; tf-idf and the language model
+read all of it. Libraries are imported when their contender is made. Each has a process of its own,
+see `benchmarks.worker`.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ class Verdicts:
 
         run = OpenRun(self._attributor, "run", "Solve the task.")
         run.extend(_turns(self._before))
+        run.attribute()
         (turn,) = _turns([text])
 
         def judge() -> object:
@@ -305,6 +307,7 @@ class Kind:
         gives: `vectors` or a `verdict`.
         arithmetic: Of the encoder's products, `fp32` or `int8`; empty if it runs no encoder.
         calls: Most calls of each kind that are asked for; 0 for as many as of the others.
+        needs: Attribute of `Setup` that names what must be made first; empty for nothing.
     """
 
     make: Callable[[Setup], Contender]
@@ -312,25 +315,28 @@ class Kind:
     gives: str
     arithmetic: str = ""
     calls: int = 0
+    needs: str = ""
 
 
 CONTENDERS: Mapping[str, Kind] = {
     "dcl": Kind(lambda s: _encoder(s, s.folder), "onnxruntime", "vectors", "int8"),
-    "dcl, static": Kind(lambda s: _encoder(s, s.static), "onnxruntime", "vectors", "int8"),
+    "dcl, static": Kind(
+        lambda s: _encoder(s, s.static), "onnxruntime", "vectors", "int8", needs="static"
+    ),
     "dcl, static, openvino": Kind(
-        lambda s: _encoder(s, s.static, "openvino"), "openvino", "vectors", "int8"
+        lambda s: _encoder(s, s.static, "openvino"), "openvino", "vectors", "int8", needs="static"
     ),
     "dcl, findings": Kind(lambda s: _findings(s, s.model or "base"), "onnxruntime", "verdict"),
     "dcl lite, findings": Kind(lambda s: _findings(s, "lite"), "onnxruntime", "verdict"),
-    "int8, batches of 8": Kind(_int8_batches, "onnxruntime", "vectors", "int8"),
-    "plain fp32, onnxruntime": Kind(_plain, "onnxruntime", "vectors", "fp32"),
-    "plain fp32, openvino": Kind(_plain_openvino, "openvino", "vectors", "fp32"),
+    "int8, batches of 8": Kind(_int8_batches, "onnxruntime", "vectors", "int8", needs="fused"),
+    "plain fp32, onnxruntime": Kind(_plain, "onnxruntime", "vectors", "fp32", needs="plain"),
+    "plain fp32, openvino": Kind(_plain_openvino, "openvino", "vectors", "fp32", needs="plain"),
     "sentence-transformers": Kind(
         _sentence_transformers, "sentence-transformers", "vectors", "fp32"
     ),
-    "fastembed": Kind(_fastembed, "fastembed", "vectors", "fp32"),
-    "model2vec": Kind(_model2vec, "model2vec", "vectors"),
-    "tf-idf, linear": Kind(_tfidf, "scikit-learn", "verdict"),
+    "fastembed": Kind(_fastembed, "fastembed", "vectors", "fp32", needs="plain"),
+    "model2vec": Kind(_model2vec, "model2vec", "vectors", needs="distilled"),
+    "tf-idf, linear": Kind(_tfidf, "scikit-learn", "verdict", needs="floor"),
     "small LLM": Kind(_llm, "transformers", "verdict", calls=3),
 }
 """All contenders by name; ratios are to `int8, batches of 8`."""

@@ -13,6 +13,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
 from statistics import median
@@ -20,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+import dcl
 from benchmarks.contenders import CONTENDERS, Setup, version_of
 from benchmarks.materials import make_materials
 from benchmarks.peak import Meter, Peak
 from benchmarks.tables import markdown_lines
-from benchmarks.worker import Clock, Worker
+from benchmarks.worker import Clock, Worker, WorkerError
 from dcl.artifact import open_artifact
 from dcl.bag import BagMaker
 from dcl.errors import ConfigError
@@ -197,24 +199,30 @@ def measure(config: LatencyConfig) -> LatencyReport:
     artifact = open_artifact(config.model)
     setup = make_setup(config)
     pool = Pool(load_bagger(artifact), config.data, setup.tokens)
-    absent = make_materials(setup, config.data)
+    absent = make_materials(setup, config.data, config.contenders)
     meter = Meter(config.work)
     workers: list[Worker] = []
     try:
-        workers.extend(Worker(name, setup, clock=config.clock) for name in config.contenders)
+        present = [name for name in config.contenders if name not in absent]
+        workers.extend(Worker(name, setup, clock=config.clock) for name in present)
         absent |= {worker.name: worker.error for worker in workers if worker.error}
         rows = {
             worker: Row(worker.name, version_of(CONTENDERS[worker.name].library), worker.cold_s)
             for worker in workers
             if not worker.error
         }
-        rounds = [_measure_round(config, pool, rows, meter, setup) for _ in range(config.rounds)]
+        rounds = [
+            _measure_round(config, pool, rows, absent, meter, setup) for _ in range(config.rounds)
+        ]
     finally:
         for worker in workers:
             worker.close()
     # Processor time is that of all threads, so speeds are then those of one.
     cores = config.threads if config.clock == "wall" else 1
     compare(list(rows.values()), rounds, cores)
+    if config.model is not None:  # its encoder may do other work than that of the source
+        for row in rows.values():
+            row.share = None if row.name == "dcl" else row.share
     machine = {
         **describe_machine(),
         "threads": config.threads,
@@ -234,14 +242,18 @@ def make_setup(config: LatencyConfig) -> Setup:
         ArtifactError: If the model is missing or damaged.
         ConfigError: If the source of its encoder is not found.
     """
-    window = open_artifact(config.model).window
-    config.work.mkdir(parents=True, exist_ok=True)
+    window, source = open_artifact(config.model).window, find_source(config.source)
+    tokens = window.head + window.tail + 2
+    # What was made from another source, window or version must not be measured in place of this.
+    weights = sha256("".join(source.weights.values()).encode()).hexdigest()[:8]
+    work = config.work / f"{weights}-{tokens}-{dcl.__version__}"
+    work.mkdir(parents=True, exist_ok=True)
     return Setup(
         threads=config.threads,
-        tokens=window.head + window.tail + 2,
+        tokens=tokens,
         model=str(config.model or ""),
-        source=str(find_source(config.source).folder),
-        work=str(config.work),
+        source=str(source.folder),
+        work=str(work),
         llm=str(config.llm or ""),
     )
 
@@ -281,14 +293,47 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _measure_round(
-    config: LatencyConfig, pool: Pool, rows: Mapping[Worker, Row], meter: Meter, setup: Setup
+    config: LatencyConfig,
+    pool: Pool,
+    rows: dict[Worker, Row],
+    absent: dict[str, str],
+    meter: Meter,
+    setup: Setup,
 ) -> Round:
-    """Ask all contenders for the same turns once."""
+    """Ask all contenders for the same turns once; who fails takes no further part."""
     turns = {size: pool.of_size(size, config.turns) for size in config.sizes}
     runs = {number: pool.any(number) for number in config.runs}
     longest = pool.lengths(runs[max(runs)])
-    for worker, row in rows.items():
-        few = CONTENDERS[row.name].calls
+    for worker, row in list(rows.items()):
+        problem = _ask(worker, row, turns, runs, sum(longest))
+        if problem:
+            absent[row.name] = problem
+            del rows[worker]
+    work = sum(count_operations(Path(setup.source), longest))
+    return Round(meter(), sum(longest), work)
+
+
+def _ask(
+    worker: Worker,
+    row: Row,
+    turns: Mapping[int, Sequence[str]],
+    runs: Mapping[int, Sequence[str]],
+    tokens: int,
+) -> str:
+    """Fill in the row of one contender.
+
+    Args:
+        worker: Who is asked.
+        row: Takes the seconds.
+        turns: Single turns by their size.
+        runs: Whole runs by their turns.
+        tokens: Of the longest run.
+
+    Returns:
+        Why the contender failed; empty if it did not.
+    """
+    few = CONTENDERS[row.name].calls
+    try:
         for size, texts in turns.items():
             seconds, row.mb = worker.ask({"turns": texts[: few or None]})
             row.turn_s.setdefault(size, []).extend(seconds)
@@ -298,9 +343,10 @@ def _measure_round(
             (seconds_of_run,), row.mb = worker.ask({"run": texts})
             row.run_s.setdefault(number, []).append(seconds_of_run)
             if number == max(runs):
-                row.tokens_per_s.append(sum(longest) / seconds_of_run)
-    work = sum(count_operations(Path(setup.source), longest))
-    return Round(meter(), sum(longest), work)
+                row.tokens_per_s.append(tokens / seconds_of_run)
+    except WorkerError as error:
+        return str(error)
+    return ""
 
 
 def compare(rows: Sequence[Row], rounds: Sequence[Round], cores: int) -> None:

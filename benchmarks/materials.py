@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.contenders import Setup
-from dcl.artifact import ENCODER, TOKENIZER, open_encoder, write_artifact
+from benchmarks.contenders import CONTENDERS, Setup
+from dcl.artifact import ENCODER, TOKENIZER, is_free, new_folder, open_encoder, write_artifact
 from dcl.errors import ConfigError
 from dcl.formats import read_examples, read_trajectories
 from dcl.learning.turn_encoder import find_source, load_source
@@ -26,41 +25,68 @@ def make_encoders(setup: Setup, data: Sequence[Path]) -> None:
     Args:
         setup: Where, and what from.
         data: Logs; some of their turns fix the scales of static int8.
+
+    Raises:
+        ConfigError: If the logs hold too few turns.
     """
-    if not setup.int8.exists():
-        export_encoder(setup.source, setup.int8)
-    if not setup.fused.exists():
-        export_fused(Path(setup.source), setup.int8, setup.fused)
-    if not setup.static.exists():
-        runs = (run for path in data for run in islice(read_trajectories(path), _RUNS))
-        export_encoder(setup.source, setup.static, turns=draw_turns(runs), keep_fp32=True)
+    for name in ("int8", "static"):
+        make_material(setup, name, data)
 
 
-def make_materials(setup: Setup, data: Sequence[Path]) -> dict[str, str]:
-    """Make what is not there yet.
+def make_materials(setup: Setup, data: Sequence[Path], contenders: Iterable[str]) -> dict[str, str]:
+    """Make what contenders need and is not there yet.
 
     Args:
         setup: Where, and what from.
         data: Logs; the floor learns from those that have labels.
+        contenders: Who takes part.
 
     Returns:
-        Why something could not be made, by the name of the folder or file that is missing.
+        By contender, why what it needs cannot be made.
     """
-    make_encoders(setup, data)
-    source = Path(setup.source)
-    makers: dict[Path, Callable[[Path], None]] = {
-        setup.plain: lambda folder: export_plain(source, folder, tokens=setup.tokens),
-        setup.distilled: lambda folder: distil(source, folder),
-        setup.floor: lambda file: fit_floor(data, file),
-    }
-    problems = {}
-    for place, make in makers.items():
-        if not place.exists():
-            try:
-                make(place)
-            except ImportError as error:
-                problems[place.name] = " ".join(str(error).split())
-    return problems
+    needed = {name: CONTENDERS[name].needs for name in contenders if CONTENDERS[name].needs}
+    problems = {need: _try(setup, need, data) for need in dict.fromkeys(needed.values())}
+    return {name: problems[need] for name, need in needed.items() if problems[need]}
+
+
+def _try(setup: Setup, name: str, data: Sequence[Path]) -> str:
+    """Make one thing; why it cannot be made, empty if it is there."""
+    try:
+        make_material(setup, name, data)
+    except (ImportError, ConfigError) as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def make_material(setup: Setup, name: str, data: Sequence[Path]) -> None:
+    """Make one thing unless it is there.
+
+    Args:
+        setup: Where, and what from.
+        name: Attribute of `setup` that is its place.
+        data: Logs.
+
+    Raises:
+        ConfigError: If the logs hold too little.
+        ImportError: If a library is not installed.
+    """
+    source, place = Path(setup.source), Path(getattr(setup, name))
+    if place.exists():
+        return
+    if name == "int8":
+        export_encoder(setup.source, place)
+    elif name == "fused":
+        make_material(setup, "int8", data)
+        export_fused(source, setup.int8, place)
+    elif name == "static":
+        runs = (run for path in data for run in islice(read_trajectories(path), _RUNS))
+        export_encoder(setup.source, place, turns=draw_turns(runs), keep_fp32=True)
+    elif name == "plain":
+        export_plain(source, place, tokens=setup.tokens)
+    elif name == "distilled":
+        distil(source, place)
+    else:
+        fit_floor(data, place)
 
 
 def export_fused(source: Path, encoder: Path, folder: Path) -> None:
@@ -136,8 +162,7 @@ def export_plain(source: Path, folder: Path, *, tokens: int) -> None:
     }
     limit = model.m.config.max_position_embeddings
     program = to_onnx(model, inputs, ["last_hidden_state"], limits={"L": limit})
-    with _whole(folder) as part:
-        part.mkdir(parents=True)
+    with new_folder(folder, may_replace=is_free) as part:
         for file in source.glob("*.json"):
             shutil.copy(file, part / file.name)
         _limit_tokens(part / "tokenizer_config.json", tokens)
@@ -153,7 +178,7 @@ def distil(source: Path, folder: Path) -> None:
     """
     from model2vec.distill import distill
 
-    with _whole(folder) as part:
+    with new_folder(folder, may_replace=is_free) as part:
         distill(str(source), device="cpu").save_pretrained(part)
 
 
@@ -176,15 +201,6 @@ def fit_floor(data: Iterable[Path], file: Path) -> None:
     half = len(labelled) // 2
     file.parent.mkdir(parents=True, exist_ok=True)
     TfIdf.fit(labelled[:half], labelled[half:], strengths=(8.0,)).save(file)
-
-
-@contextmanager
-def _whole(place: Path) -> Iterator[Path]:
-    """A place to write to that takes its name when all is written."""
-    part = place.with_name(f"{place.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    yield part
-    part.rename(place)
 
 
 def _limit_tokens(file: Path, tokens: int) -> None:

@@ -82,10 +82,15 @@ def _compile(folder: Path) -> ctypes.CDLL | None:
     compiler = shutil.which("cc")
     if compiler is None or platform.machine() not in ("x86_64", "AMD64") or not _has_avx2():
         return None
-    library = folder / "peak.so"
+    library = folder.resolve() / "peak.so"  # a bare name would be looked for elsewhere
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE)]
     done = subprocess.run(command, capture_output=True, check=False)
-    return ctypes.CDLL(str(library)) if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:  # a folder from which nothing may be run
+        return None
 
 
 def _has_avx2() -> bool:

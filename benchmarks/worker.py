@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -21,6 +22,10 @@ from benchmarks.contenders import CONTENDERS, Contender, Setup
 
 Clock = Literal["wall", "cpu"]
 """What seconds are taken from."""
+
+
+class WorkerError(Exception):
+    """A contender that cannot go on; the message says why."""
 
 
 class Worker:
@@ -64,21 +69,25 @@ class Worker:
             request: As `serve` takes it.
 
         Raises:
-            RuntimeError: If the process has died.
+            WorkerError: If the contender failed, or its process has died.
         """
-        if self._write is not None:
-            self._write.write(json.dumps(request) + "\n")
-            self._write.flush()
-        answer = self._answer()
+        try:
+            if self._write is not None:
+                self._write.write(json.dumps(request) + "\n")
+                self._write.flush()
+            answer = self._answer()
+        except OSError:
+            answer = {"error": "its process died"}
         if "error" in answer:
-            raise RuntimeError(f"{self.name}: {answer['error']}")
+            raise WorkerError(str(answer["error"]))
         return answer[self._clock], answer["mb"]
 
     def close(self) -> None:
         """End the process."""
         for pipe in (self._write, self._read):
             if pipe is not None:
-                pipe.close()
+                with suppress(OSError):  # of a process that died
+                    pipe.close()
         self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
@@ -97,21 +106,35 @@ def serve(contender: Contender, requests: IO[str], answers: IO[str]) -> None:
     Args:
         contender: Who is measured.
         requests: One JSON object a line.
-        answers: One JSON object a line: `wall` and `cpu`, seconds of each call, and `mb`.
+        answers: One JSON object a line: `wall` and `cpu`, seconds of each call, and `mb`; or
+            `error`, why there are none.
     """
     for line in requests:
-        request = json.loads(line)
-        actions = [contender.turn(text) for text in request.get("turns", ())]
-        if "run" in request:
-            actions.append(contender.run(request["run"]))
-        wall, cpu = [], []
-        for action in actions:
-            start, busy = time.perf_counter(), time.process_time()
-            action()
-            wall.append(time.perf_counter() - start)
-            cpu.append(time.process_time() - busy)
-        answers.write(json.dumps({"wall": wall, "cpu": cpu, "mb": peak_mb()}) + "\n")
+        try:
+            found = _time(contender, json.loads(line))
+        except Exception as error:  # other people's libraries may raise anything
+            found = {"error": _reason(error)}
+        answers.write(json.dumps(found) + "\n")
         answers.flush()
+
+
+def _time(contender: Contender, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one request."""
+    actions = [contender.turn(text) for text in request.get("turns", ())]
+    if "run" in request:
+        actions.append(contender.run(request["run"]))
+    wall, cpu = [], []
+    for action in actions:
+        start, busy = time.perf_counter(), time.process_time()
+        action()
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - busy)
+    return {"wall": wall, "cpu": cpu, "mb": peak_mb()}
+
+
+def _reason(error: Exception) -> str:
+    """One line on what went wrong."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def peak_mb() -> float:
@@ -129,8 +152,7 @@ def main(name: str, setup: Setup) -> None:
         contender = CONTENDERS[name].make(setup)
         contender.turn("ready?")()
     except Exception as error:  # other people's libraries may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        answers.write(json.dumps({"error": reason}) + "\n")
+        answers.write(json.dumps({"error": _reason(error)}) + "\n")
         answers.close()
         return
     ready = {"wall": [], "cpu": [time.process_time()], "mb": peak_mb()}

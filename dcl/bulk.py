@@ -14,8 +14,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dcl.commands.intake import Item, Tally, read_items, sift
 from dcl.errors import ArtifactError, ConfigError, TraceError
+from dcl.intake import Item, Tally, read_items, sift
 from dcl.report import Report
 from dcl.report.record import dump, record
 from dcl.trajectory import Example, Trajectory
@@ -29,7 +29,7 @@ _BATCH = 16  # traces that are scored together; as many more are being read
 _CHUNK = 64  # traces that are written together, and lost together when the process is killed
 
 Source = tuple[int, "str | TraceError"]
-"""Place of a file in the input, and its name as `dcl.commands.intake.list_files` gives it."""
+"""Place of a file in the input, and its name as `dcl.intake.list_files` gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Logs:
     """The input of a command, and what of it is done.
 
     Args:
-        files: As `dcl.commands.intake.list_files` gives them.
+        files: As `dcl.intake.list_files` gives them.
         format: One of `dcl.formats.FORMATS`, or `auto`.
         done: Everything up to here is left out.
     """

@@ -155,8 +155,8 @@ class OpenVino:
             import openvino
         except ImportError as error:
             raise ConfigError(
-                f"engine: expected openvino to be installed: {error}; "
-                'run `pip install "dcl-attribution[openvino]"`'
+                f"engine: expected openvino to be installed: {error}; run "
+                '`pip install "dcl-attribution[openvino]"`, or take dcl.load(engine="onnxruntime")'
             ) from None
         if not file.is_file():
             raise ArtifactError(f"{file}: expected an exported encoder, found no file")
@@ -164,6 +164,7 @@ class OpenVino:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": threads,
             "INFERENCE_NUM_THREADS": threads,  # one a stream
+            "INFERENCE_PRECISION_HINT": "f32",  # the vectors that the gates have seen
             "ENABLE_CPU_PINNING": False,  # other processes may be pinned to the same cores
         }
         try:

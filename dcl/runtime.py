@@ -253,10 +253,13 @@ def load(
     Raises:
         ArtifactError: If the folder is missing, damaged, or not exported yet, or if its parts do
             not fit one another.
-        ConfigError: If `threads` is not positive, or the engine is unknown or not installed.
+        ConfigError: If `threads` is not positive, `remember` is negative, or the engine is unknown
+            or not installed.
     """
     if threads is not None and threads < 1:
         raise ConfigError(f"threads: expected at least 1, got {threads}")
+    if remember < 0:
+        raise ConfigError(f"remember: expected at least 0, got {remember}")
     artifact = open_artifact(find_model(path) if isinstance(path, str) else path)
     encoder = Encoder(
         artifact.path / ENCODER,

@@ -136,17 +136,30 @@ def renew(
     source: Annotated[
         str, typer.Option(help="Where the encoder of the model is from, as `encoder` takes it.")
     ] = "minilm",
+    layers: Annotated[
+        str, typer.Option(metavar="I,I,...", help="Its transformer layers; all if not given.")
+    ] = "",
     static: Annotated[
         bool, typer.Option("--static", help="Write static int8, which runs on any engine.")
     ] = False,
-    points: Annotated[float, typer.Option(help="Most points of pair F1 that int8 may cost.")] = 0.5,
+    points: Annotated[
+        float, typer.Option(help="Most points of pair F1 that the new encoder may cost.")
+    ] = 0.5,
 ) -> None:
     """Export the encoder of a model again, for a newer graph or for another engine."""
     with complain():
         from export.renew import renew
 
         examples = chain.from_iterable(map(read_examples, data))
-        renew(model, out, source=source, examples=examples, static=static, points=points)
+        renew(
+            model,
+            out,
+            source=source,
+            layers=parse_layers(layers),
+            examples=examples,
+            static=static,
+            points=points,
+        )
         _report(out, ENCODER)
 
 

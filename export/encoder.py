@@ -55,6 +55,9 @@ LEAST_COSINE = 0.985
 _MASK = 4
 """Inputs of onnxruntime's attention before the masks: query, key, value and their bias."""
 
+MAKERS = ("torch", "transformers", "sentence-transformers", "onnx", "onnxscript", "onnxruntime")
+"""Distributions that make a graph what it is; the manifest says in which versions."""
+
 SHAPES = ((1, 1), (1, 3), (2, 3), (1, 32), (3, 20), (6, 64), (2, 128))
 """Turns and tokens of the random batches that torch and onnxruntime must agree on."""
 
@@ -112,6 +115,8 @@ def export_encoder(
         ArtifactError: If its weights are not the pinned ones.
         ParityError: If a gate fails; nothing is written.
     """
+    if turns is not None and not int8:
+        raise ConfigError("--calibrate: expected int8, which it fixes the scales of, got --no-int8")
     found = find_source(source)
     model = load_source(found, longest=check_window(head, tail))
     if layers:
@@ -121,7 +126,7 @@ def export_encoder(
         fp32, graph = place.path / FP32, place.path / ENCODER
         shutil.copy(found.folder / TOKENIZER, place.path / TOKENIZER)
         trace(model, fp32)
-        parity: dict[str, Any] = {"fp32": check_fp32(model, fp32)}
+        parity: dict[str, Any] = {"fp32": check_fp32(model, fp32, longest=head + tail + 2)}
         engines: list[EngineName] = ["onnxruntime"]
         if not int8:
             shutil.copy(fp32, graph)
@@ -205,7 +210,10 @@ def fuse(graph: ir.Model) -> None:
 
 
 def _drop_masks(graph: ir.Model) -> None:
-    """Take the mask of attention away, which transformers makes also where it hides nothing."""
+    """Take the mask of attention away, which transformers makes also where it hides nothing.
+
+    Where it hides something, as windows of attention do, the check against torch refuses the graph.
+    """
     for node in graph.graph:
         if node.op_type == "MultiHeadAttention":
             node.resize_inputs(_MASK)
@@ -255,12 +263,13 @@ def quantise(fp32: Path, file: Path) -> None:
         )
 
 
-def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
+def check_fp32(model: TurnEncoder, file: Path, *, longest: int) -> dict[str, Any]:
     """Compare the float32 graph with sentence-transformers on random tokens.
 
     Args:
         model: The model.
         file: The graph.
+        longest: Tokens of the longest turn that will be read; one of the shapes has as many.
 
     Returns:
         For the manifest: largest difference, tolerance, and shapes tried.
@@ -271,6 +280,7 @@ def check_fp32(model: TurnEncoder, file: Path) -> dict[str, Any]:
     session = open_session(file)
     worst = 0.0
     shapes = [shape for shape in SHAPES if model.limit is None or shape[1] <= model.limit]
+    shapes.append((1, longest))
     for seed, shape in enumerate(shapes):
         ids = draw_tokens(model, *shape, seed=seed)
         got = session.run(None, {"ids": ids.numpy()})[0]
@@ -345,11 +355,10 @@ def draw_tokens(model: TurnEncoder, B: int, L: int, *, seed: int) -> Tensor:
 
 def describe(source: Source, model: TurnEncoder, parity: dict[str, Any]) -> dict[str, Any]:
     """Keys of the manifest: where the weights are from, what made the graph, and the gates."""
-    makers = ("torch", "transformers", "sentence-transformers", "onnx", "onnxscript", "onnxruntime")
     return {
         "dcl": dcl.__version__,
         "python": platform.python_version(),
-        **{name: version(name) for name in makers},
+        **{name: version(name) for name in MAKERS},
         "source": source.name,
         "licence": source.licence,
         "weights": source.weights,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dcl.artifact import (
@@ -13,6 +13,8 @@ from dcl.artifact import (
     CONFIG,
     ENCODER,
     HEAD,
+    TOKENIZER,
+    hash_file,
     is_free,
     open_artifact,
     read_manifest,
@@ -20,9 +22,10 @@ from dcl.artifact import (
 )
 from dcl.engines import EngineName
 from dcl.errors import ArtifactError, ConfigError
+from dcl.runtime import Encoder
 from dcl.trajectory import Example
 from export.convert import check_pairs, choose_examples, find_split
-from export.encoder import FP32, export_encoder
+from export.encoder import FP32, MAKERS, export_encoder
 from export.qdq import draw_turns
 
 
@@ -31,29 +34,32 @@ def renew(
     out: Path,
     *,
     source: str,
+    layers: Sequence[int] = (),
     examples: Iterable[Example],
     static: bool = False,
     points: float = 0.5,
 ) -> Path:
     """Give an exported model its encoder anew; all is written and checked, or nothing.
 
-    Scales of static int8 come from turns of training questions, and the score that is held against
-    that of the float32 encoder from validation questions.
+    Scales of static int8 come from turns of training questions; on validation questions the new
+    encoder is held against the one that the model has, before and after quantising.
 
     Args:
         model: Folder of an exported model.
         out: Folder to write; an older model there is replaced.
         source: Where its encoder comes from, as `export.encoder.export_encoder` takes it.
+        layers: Positions of its layers, likewise.
         examples: Labelled runs.
         static: Write static int8, which runs on every engine that is installed.
-        points: Most points of pair micro-F1 that int8 may cost, on every engine.
+        points: Most points of pair micro-F1 that the new encoder may cost, on every engine.
 
     Returns:
         `out`, which `dcl.runtime.load` opens.
 
     Raises:
         ArtifactError: If `model` is missing, damaged, or not exported.
-        ConfigError: If the source is of another kind, or runs of one kind of question are missing.
+        ConfigError: If the source is of another kind or no encoder of this model, or runs of one
+            kind of question are missing.
         ParityError: If a gate fails; nothing is written.
     """
     if out.resolve() == model.resolve() or not is_free(out):
@@ -69,16 +75,21 @@ def renew(
         encoder = export_encoder(
             source,
             Path(scratch) / "encoder",
+            layers=layers,
             head=artifact.window.head,
             tail=artifact.window.tail,
             turns=draw_turns(learned) if static else None,
             keep_fp32=True,
         )
+        _check_kin(model, encoder, source)
         manifest = read_manifest(encoder)
         encoders: dict[str, tuple[Path, EngineName]] = {
+            "before": (model / ENCODER, "onnxruntime"),
             "fp32": (encoder / FP32, "onnxruntime"),
-            **{engine: (encoder / ENCODER, engine) for engine in manifest["engines"]},
+            "int8": (encoder / ENCODER, "onnxruntime"),
         }
+        if "openvino" in manifest["engines"]:
+            encoders["openvino"] = (encoder / ENCODER, "openvino")
         scores = check_pairs(artifact, model / HEAD, encoders, chosen, points=points)
 
         def write_files(folder: Path) -> None:
@@ -100,5 +111,30 @@ def renew(
             natural=artifact.natural,
             model=artifact.model,
             training=training,
-            notes={**kept, "engines": manifest["engines"], "parity": parity},
+            notes={
+                **kept,
+                **{name: manifest[name] for name in MAKERS if name in manifest},
+                "engines": manifest["engines"],
+                "scores": {"valid": {"pair": scores["pair_f1_int8"]}},
+                "parity": parity,
+            },
+        )
+
+
+def _check_kin(model: Path, encoder: Path, source: str) -> None:
+    """Check that an encoder reads the tokens of a model and gives vectors of its width.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    if hash_file(model / TOKENIZER) != hash_file(encoder / TOKENIZER):
+        raise ConfigError(
+            f"--source {source}: expected the tokenizer of {model}, got another; name the source "
+            "that its encoder was made from"
+        )
+    expected, got = (Encoder(folder / ENCODER).width for folder in (model, encoder))
+    if expected != got:
+        raise ConfigError(
+            f"--source {source}: expected vectors of {expected} numbers as in {model}, got {got}; "
+            "name the source that its encoder was made from"
         )

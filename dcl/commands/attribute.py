@@ -16,7 +16,6 @@ import typer
 
 from dcl import __version__, bulk
 from dcl.bulk import Logs, Mark
-from dcl.commands.intake import Tally, list_files
 from dcl.commands.options import (
     BASE,
     Engine,
@@ -31,6 +30,7 @@ from dcl.commands.options import (
     check_prob,
 )
 from dcl.errors import TraceError
+from dcl.intake import Tally, list_files
 from dcl.process import complain
 from dcl.report import Report
 from dcl.report.gate import Gate

@@ -15,6 +15,7 @@ from dcl.formats.source import STDIN, files
 from dcl.process import complain
 
 if TYPE_CHECKING:
+    from dcl.attribution import Attributor
     from dcl.live.durable import DurableRuns
     from dcl.live.tail import StreamTail, Tail
 
@@ -59,12 +60,16 @@ def watch(
     from dcl.live.openruns import Bounds, OpenRuns
     from dcl.live.thresholds import StepThresholds
 
+    attributor = load_model(model, threads=1, injected=injected)
+    learned = None if thresholds is None else StepThresholds.load(thresholds)
+    if learned is not None:
+        learned.check(attributor)
     runs = DurableRuns(
         OpenRuns(
-            load_model(model, threads=1, injected=injected),
+            attributor,
             bounds=Bounds(runs=max_runs, idle_s=idle),
             rules=AlarmRules(confirm=confirm),
-            thresholds=None if thresholds is None else StepThresholds.load(thresholds),
+            thresholds=learned,
         ),
         None if state is None else Journal(state),
     )
@@ -167,6 +172,14 @@ def serve(
     from dcl.live.thresholds import StepThresholds
     from dcl.serving.app import ServerSettings, create_app
 
+    learned = None if thresholds is None else StepThresholds.load(thresholds)
+
+    def load() -> Attributor:
+        attributor = load_model(model, threads=threads, injected=injected)
+        if learned is not None:
+            learned.check(attributor)
+        return attributor
+
     settings = ServerSettings(
         api_key=api_key or None,
         body_bytes=max_body,
@@ -176,9 +189,9 @@ def serve(
         bounds=Bounds(runs=max_runs, idle_s=idle),
         queue=QueueBounds(turns=max_waiting),
         rules=AlarmRules(confirm=confirm),
-        thresholds=None if thresholds is None else StepThresholds.load(thresholds),
+        thresholds=learned,
     )
-    app = create_app(lambda: load_model(model, threads=threads, injected=injected), settings)
+    app = create_app(load, settings)
     uvicorn.run(app, host=host, port=port, access_log=False, server_header=False)
 
 

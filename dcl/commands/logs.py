@@ -11,10 +11,10 @@ import typer
 
 from dcl import bulk
 from dcl.bulk import Logs
-from dcl.commands.intake import Tally, list_files, read
 from dcl.commands.options import BASE, Format, Injected, Model, Out, Output, Paths, TopK
 from dcl.errors import TraceError
 from dcl.formats.jsontext import too_deep
+from dcl.intake import Tally, list_files, read
 from dcl.process import say
 from dcl.report.output import open_out
 from dcl.report.record import dump

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dcl.commands.intake import Tally, read
 from dcl.commands.options import BASE, Format, Model, ModelFolder, check_prob
 from dcl.errors import ArtifactError, ConfigError, TraceError
+from dcl.intake import Tally, read
 from dcl.process import say
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from dcl.attribution import Attribution, Attributor
 from dcl.errors import ConfigError, TraceError
 from dcl.live.incremental import OpenRun
 from dcl.report.output import open_out
-from dcl.trajectory import Trajectory, expect_int, expect_list, expect_object
+from dcl.trajectory import Trajectory, expect_int, expect_list, expect_object, expect_str
 
 SCHEMA = "dcl.thresholds/1"
 """Value of the `schema` key in the file."""
@@ -46,15 +47,32 @@ class StepThresholds:
         rate: Share of successful runs that may raise an alarm, 0 to 1.
         runs: Successful runs that were learned from.
         values: Threshold at 1, 2, ... turns, 0 to 1; the last one holds for all longer runs.
+        model: What tells the model and its reading from others; empty if that is unknown.
     """
 
     rate: float
     runs: int
     values: tuple[float, ...]
+    model: str = ""
 
     def at(self, turns: int) -> float:
         """The threshold for a run of this many turns, > 0."""
         return self.values[min(turns, len(self.values)) - 1]
+
+    def check(self, attributor: Attributor) -> None:
+        """See to it that these thresholds were learned with a model.
+
+        Args:
+            attributor: The model that is to judge.
+
+        Raises:
+            ConfigError: If it is another one, or reads logs in the other way.
+        """
+        if self.model and self.model != fingerprint(attributor):
+            raise ConfigError(
+                "thresholds: expected those of this model and reading (--injected or not), got "
+                "those of another; learn them again with `dcl thresholds`"
+            )
 
     @classmethod
     def fit(
@@ -91,7 +109,8 @@ class StepThresholds:
         )[rank - 1]
         logits = np.asarray(centre) + excess * np.asarray(spread)
         probs = 1 / (1 + np.exp(-logits)) + 2 * _EDGE  # an alarm needs more than this excess
-        return cls(rate, len(tops), tuple(float(prob) for prob in probs))
+        values = tuple(float(prob) for prob in probs)
+        return cls(rate, len(tops), values, fingerprint(attributor))
 
     def save(self, path: Path) -> None:
         """Write the file; it appears when it is whole.
@@ -99,7 +118,12 @@ class StepThresholds:
         Raises:
             ConfigError: If nothing can be written there.
         """
-        row = {"rate": self.rate, "runs": self.runs, "values": list(self.values)}
+        row = {
+            "rate": self.rate,
+            "runs": self.runs,
+            "model": self.model,
+            "values": list(self.values),
+        }
         with open_out(path) as stream:
             stream.write(json.dumps({"schema": SCHEMA, **row}) + "\n")
 
@@ -117,9 +141,24 @@ class StepThresholds:
             values = [_number(value) for value in expect_list(row, "values", "")]
             if not values:
                 raise TraceError("values", "expected at least one threshold, got none")
-            return cls(_number(row.get("rate")), expect_int(row, "runs", ""), tuple(values))
+            return cls(
+                _number(row.get("rate")),
+                expect_int(row, "runs", ""),
+                tuple(values),
+                expect_str(row, "model", "", default=""),
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: expected thresholds of dcl: {error}") from None
+
+
+def fingerprint(attributor: Attributor) -> str:
+    """Sixteen digits that differ between models, and between the two readings of one.
+
+    Args:
+        attributor: The model.
+    """
+    encoder: bytes = getattr(getattr(attributor.scorer, "encoder", None), "digest", b"")
+    return sha256(encoder + repr(attributor.calibration).encode()).hexdigest()[:16]
 
 
 def top_of(attribution: Attribution) -> float:

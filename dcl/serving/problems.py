@@ -167,18 +167,18 @@ class Limits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers, unread = dict(scope["headers"]), _Body(receive)
         if not self._may_enter(scope["path"], headers.get(b"authorization", b"")):
             detail = "expected Authorization: Bearer KEY"
             refusal = reply(401, detail, headers={"WWW-Authenticate": "Bearer"})
         else:
-            body = await self._read(headers, receive)
+            body = await self._read(headers, unread)
             if isinstance(body, bytes):
                 await self._app(scope, _replay(body, receive), send)
                 return
             refusal = body
         refusal.headers["Connection"] = "close"
-        await refusal(scope, receive, _lingering(receive, send))
+        await refusal(scope, unread, _lingering(unread, send, self._receive_s))
 
     def _may_enter(self, path: str, given: bytes) -> bool:
         """Whether a request has the key; health is everybody's."""
@@ -214,11 +214,35 @@ class Limits:
                 return b"".join(parts)
 
 
-def _lingering(receive: Receive, send: Send) -> Send:
-    """A channel that ends an answer when the client has sent all, or after `LINGER_S`.
+class _Body:
+    """The channel of a request, which remembers whether more of its body is to come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._more = True
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._more = bool(message.get("more_body"))
+        return message
+
+    async def drain(self) -> None:
+        """Read and forget what is left, until the client is silent for `LINGER_S`."""
+        with suppress(asyncio.TimeoutError):
+            while self._more:
+                await asyncio.wait_for(self(), LINGER_S)
+
+
+def _lingering(body: _Body, send: Send, limit_s: float) -> Send:
+    """A channel that ends an answer when the client has sent all, but not much later.
 
     A connection that is closed while bytes of the request are unread is reset, and a reset may
     overtake the answer: the client would see a broken connection and not the refusal.
+
+    Args:
+        body: What is left of the request.
+        send: The channel of the answer.
+        limit_s: Seconds after which it ends in any case.
     """
 
     async def send_then_drain(message: Message) -> None:
@@ -227,16 +251,10 @@ def _lingering(receive: Receive, send: Send) -> Send:
             return
         await send({**message, "more_body": True})
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_drain(receive), LINGER_S)
+            await asyncio.wait_for(body.drain(), limit_s)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return send_then_drain
-
-
-async def _drain(receive: Receive) -> None:
-    """Read and forget what is left of a request."""
-    while (await receive()).get("more_body"):
-        pass
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -22,7 +22,7 @@ from benchmarks.latency import (
     to_markdown,
 )
 from benchmarks.peak import Peak
-from benchmarks.worker import Worker, serve
+from benchmarks.worker import Worker, WorkerError, serve
 from dcl.artifact import open_artifact
 from dcl.errors import ConfigError
 from dcl.runtime import load, load_bagger
@@ -110,6 +110,22 @@ def test_a_contender_is_a_process_of_its_own(model: Path, tmp_path: Path) -> Non
         seconds, mb = worker.ask({"turns": ["the sum is wrong", "again"]})
         assert len(seconds) == 2
         assert mb > 0
+    finally:
+        worker.close()
+
+
+def test_a_contender_that_fails_or_dies_says_so(model: Path, tmp_path: Path) -> None:
+    setup = Setup(threads=1, tokens=18, model=str(model), source="", work=str(tmp_path))
+    worker = Worker("dcl, findings", setup)
+    try:
+        with pytest.raises(WorkerError, match=r"AttributeError|TypeError"):
+            worker.ask({"turns": [None]})
+        assert len(worker.ask({"turns": ["again"]})[0]) == 1
+        worker._process.kill()
+        worker._process.wait()
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="its process died"):
+                worker.ask({"turns": ["again"]})
     finally:
         worker.close()
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from dcl import bulk, cli
 from dcl.bag import MOST_TURNS
 from dcl.bulk import Logs, Mark
-from dcl.commands.intake import Tally, list_files
 from dcl.errors import ConfigError, TraceError
+from dcl.intake import Tally, list_files
 from dcl.results import Results
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_model.py"))]

@@ -123,6 +123,11 @@ def test_max_pooling_is_read_from_the_modules(tiny: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose(Encoder(out / ENCODER)(windows), expected, atol=1e-4)
 
 
+def test_scales_without_int8_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--calibrate: expected int8"):
+        export_encoder("minilm", tmp_path / "out", int8=False, turns=["a turn"] * 40)
+
+
 def test_some_layers_are_kept(weights: Path, tmp_path: Path) -> None:
     out = export_encoder("minilm", tmp_path / "out", layers=(0, 2), int8=False)
     kinds = [node.op_type for node in onnx.load(str(out / ENCODER)).graph.node]

@@ -119,3 +119,20 @@ def test_the_top_is_what_decides_whether_anything_is_declared(attributor: Attrib
         top = top_of(attribution)
         assert attribution.findings(threshold=top)
         assert not attribution.findings(threshold=top + 1e-6)
+
+
+def test_thresholds_of_another_model_or_reading_are_refused(
+    attributor: Attributor, tmp_path: Path
+) -> None:
+    learned = StepThresholds.fit(attributor, draw_runs(20, 1), rate=0.4)
+    learned.save(tmp_path / "thresholds.json")
+    again = StepThresholds.load(tmp_path / "thresholds.json")
+    assert again == learned
+    again.check(attributor)
+    StepThresholds(0.4, 20, (0.5,)).check(attributor)  # written before models were told apart
+    for injected in (False, True):
+        with pytest.raises(ConfigError, match="those of this model and reading"):
+            again.check(load(injected=injected))
+    natural = StepThresholds.fit(load(), draw_runs(6, 1), rate=0.4)
+    with pytest.raises(ConfigError, match="those of this model and reading"):
+        natural.check(load(injected=True))

@@ -17,6 +17,7 @@ from tiny import make_run, write_model
 from typer.testing import CliRunner, Result
 
 from dcl import cli
+from dcl.errors import ConfigError
 from dcl.runtime import load
 from dcl.trajectory import Trajectory
 
@@ -78,6 +79,19 @@ def test_a_log_is_read_as_natural_failures_unless_told_otherwise() -> None:
         (final,) = [e for e in events_of(result.stdout) if e["event"] == "final"]
         expected = load(injected=bool(options))(RUNS[0]).to_dict()
         assert final["faults"] == expected["faults"]
+
+
+def test_thresholds_of_another_reading_are_refused(tmp_path: Path) -> None:
+    good = tmp_path / "good.jsonl"
+    good.write_text("".join(json.dumps(run.to_dict()) + "\n" for run in RUNS * 2))
+    out = tmp_path / "thresholds.json"
+    words = ["thresholds", str(good), "--rate", "0.4", "--out", str(out), "--injected"]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    words = ["watch", "-", "--thresholds", str(out)]
+    assert CliRunner().invoke(cli.app, [*words, "--injected"], input="").exit_code == 0
+    refused = CliRunner().invoke(cli.app, words, input="")
+    assert refused.exit_code == ConfigError.exit_code
+    assert "those of this model and reading" in refused.stderr
 
 
 def test_turns_of_standard_input(run: Callable[..., Result]) -> None:
