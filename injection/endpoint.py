@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +96,7 @@ def redact(text: str, *secrets: str) -> str:
     return re.sub(r"\b(?:sk|pk|hf|gsk)[-_][A-Za-z0-9_-]{8,}", "[key]", text)
 
 
-@dataclass(slots=True)
+@dataclass
 class Endpoint:
     """The model; safe to share between threads.
 
@@ -143,6 +144,7 @@ class Endpoint:
             timeout=self.config.timeout,
             max_retries=self.config.retries,
         )
+        weakref.finalize(self, self._client.close)  # connections end with the endpoint
 
     @property
     def _folder(self) -> Path:
