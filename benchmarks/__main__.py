@@ -16,6 +16,7 @@ from benchmarks.evaluate import EvaluateConfig, evaluate
 from benchmarks.runs import Names
 from benchmarks.tables import alarms_to_markdown, to_json, to_markdown
 from dcl.errors import DclError
+from dcl.report.output import open_out
 from dcl.shipped import find_model
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -117,7 +118,8 @@ def evaluate_command(
         if out is None:
             typer.echo(text, nl=False)
         else:
-            out.write_text(text, encoding="utf-8")
+            with open_out(out) as stream:
+                stream.write(text)
     except (DclError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(getattr(error, "exit_code", 2)) from None
@@ -276,7 +278,8 @@ def latency_command(
         )
         report = measure(config)
         if out is not None:
-            out.write_text(json.dumps(to_json(report), indent=2) + "\n", encoding="utf-8")
+            with open_out(out) as stream:
+                stream.write(json.dumps(to_json(report), indent=2) + "\n")
         typer.echo(to_table(report), nl=False)
     if growth:
         typer.echo()
