@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,13 @@ def agent_log_odds(step: Floats, agent_index: NDArray[np.int64], agents: int) ->
 
 def select(turns: Floats, columns: tuple[str, ...]) -> Floats:
     """Some of the columns of `describe_turns`, by name."""
-    return turns[:, [_PLACE[name] for name in columns]]
+    return turns.take(_find_places(columns), axis=1)
+
+
+@lru_cache(maxsize=16)
+def _find_places(columns: tuple[str, ...]) -> NDArray[np.intp]:
+    """Positions of columns of `describe_turns`."""
+    return np.array([_PLACE[name] for name in columns], dtype=np.intp)
 
 
 def standardise(columns: Floats, mean: Floats, scale: Floats) -> Floats:

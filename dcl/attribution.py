@@ -185,11 +185,11 @@ class Attribution:
             best = np.argsort(-self.pair_probs, axis=None, kind="stable")[:top_k]
             return tuple(self.find(*divmod(int(flat), len(MODES))) for flat in best)
         found: list[Finding] = []
-        for a in np.argsort(-self.agent_probs, kind="stable"):
-            modes = np.flatnonzero(self.pair_probs[a] >= pair_cut)
-            pairs = [self.find(int(a), int(m)) for m in modes]
+        declared = self.pair_probs >= pair_cut  # (A, M)
+        for a in np.argsort(-self.agent_probs, kind="stable").tolist():
+            pairs = [self.find(a, m) for m in np.flatnonzero(declared[a]).tolist()]
             if not pairs and self.agent_probs[a] >= agent_cut:
-                pairs = [self.find(int(a), None)]
+                pairs = [self.find(a, None)]
             found += sorted(pairs, key=lambda finding: -finding.prob)
         return tuple(found)
 
@@ -474,7 +474,8 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
     agents = trajectory.agents
     position = {agent: a for a, agent in enumerate(agents)}
     agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
-    acting = np.array([agent not in trajectory.bystanders for agent in agents])
+    bystanders = trajectory.bystanders
+    acting = np.array([agent not in bystanders for agent in agents])
     step = np.where(acting[agent_index], logits.step, -np.inf).astype(np.float32)
     return Attribution(
         trajectory_id=trajectory.id,

