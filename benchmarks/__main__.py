@@ -108,7 +108,7 @@ def evaluate_command(
         resamples=resamples,
         seed=seed,
     )
-    try:
+    with _errors():
         report = evaluate(config)
         text = (
             to_markdown(report)
@@ -120,9 +120,6 @@ def evaluate_command(
         else:
             with open_out(out) as stream:
                 stream.write(text)
-    except (DclError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(getattr(error, "exit_code", 2)) from None
 
 
 @app.command("alarms")
@@ -144,16 +141,13 @@ def alarms_command(
     """Alarms on runs that went well, where a stated share of failed runs alarms."""
     from dcl.runtime import load
 
-    try:
+    with _errors():
         runs, failed = load_runs(data, split.value)
         found = load(model).batch(runs)
         scores = {
             "dcl": [float(attribution.agent_probs.max()) for attribution in found],
             **{name: [probe(run) for run in runs] for name, probe in PROBES.items()},
         }
-    except (DclError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(getattr(error, "exit_code", 2)) from None
     rows = rate_alarms(scores, failed, detection=detection, resamples=resamples, seed=seed)
     sound = len(failed) - int(failed.sum())
     typer.echo(
@@ -186,11 +180,8 @@ def soak_command(
     config = SoakConfig(
         minutes=minutes, runs=runs, data=logs, queue=queue, compare=compare, seed=seed
     )
-    try:
+    with _errors():
         report = soak(config, lambda: load(model, threads=1))
-    except DclError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
     typer.echo(to_text(report), nl=False)
     raise typer.Exit(0 if report.is_sound else 1)
 
@@ -213,14 +204,11 @@ def turn_cost_command(
     from dcl.runtime import load
 
     lengths = length or [10, 20, 100, 500, 2000]
-    try:
+    with _errors():
         costs = measure(
             load(model, threads=1), data, lengths=lengths, tokens=tokens, repeats=repeats
         )
         typer.echo(to_markdown(list(costs)), nl=False)
-    except DclError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
 
 
 class Clock(str, Enum):

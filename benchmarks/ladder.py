@@ -5,7 +5,6 @@ Costs are those of `benchmarks.turncost`, scores those of `benchmarks.evaluate`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from benchmarks.runs import Part
 from benchmarks.tables import markdown_lines, show_share
 from benchmarks.turncost import measure, measure_run
 from dcl.artifact import read_manifest
+from dcl.files import whole
 from dcl.runtime import load
 
 FAULTS = {"pair_micro_f1": "pair µF1", "error_micro_f1": "error µF1", "agent_micro_f1": "agent µF1"}
@@ -173,9 +173,8 @@ def draw(rungs: Sequence[Rung], file: Path) -> None:
     panels = {"pair_micro_f1": "tfidf", **dict.fromkeys(STEPS, "first-code")}
     for axes, (score, floor) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         _draw_score(axes, rungs, score, floor)
-    part = file.with_suffix(".part")
-    figure.savefig(part, format=file.suffix.removeprefix("."))
-    os.replace(part, file)
+    with whole(file) as part:
+        figure.savefig(part, format=file.suffix.removeprefix("."))
 
 
 def _draw_score(axes: Axes, rungs: Sequence[Rung], score: str, floor: str) -> None:

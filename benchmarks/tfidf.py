@@ -5,7 +5,6 @@ Letters: `N` documents (one an agent of a run), `V` hashed n-grams, `A` agents, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -18,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.metrics import Prediction
 from benchmarks.predictors import Beliefs, Cuts, fit_cuts
+from dcl.files import whole
 from dcl.targets import make_targets
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example, Trajectory
@@ -100,10 +100,8 @@ class TfIdf:
 
     def save(self, file: Path) -> None:
         """Write the fitted floor as plain arrays, whole or not at all."""
-        part = file.with_name(f"{file.name}.{os.getpid()}.part")
-        with part.open("wb") as stream:
+        with whole(file) as part, part.open("wb") as stream:
             np.savez(stream, idf=self._idf, table=self._table, cuts=astuple(self._cuts))
-        os.replace(part, file)
 
     @classmethod
     def load(cls, file: Path, *, single: bool = False) -> TfIdf:

@@ -35,6 +35,7 @@ import numpy as np
 from dcl.attribution import Calibration
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES
+from dcl.files import whole
 from dcl.lexical import Lexicon
 from dcl.shipped import SHIPPED, find_model
 from dcl.taxonomy import MODES
@@ -166,10 +167,8 @@ def read_calibration(row: Mapping[str, Any]) -> Calibration:
 
 def save_lexicon(lexicon: Lexicon, file: Path) -> None:
     """Write the wide half as plain arrays, weights in half precision, in one step."""
-    part = file.with_suffix(".part")
-    with part.open("wb") as stream:
+    with whole(file) as part, part.open("wb") as stream:
         np.savez_compressed(stream, idf=lexicon.idf, table=lexicon.table.astype(np.float16))
-    os.replace(part, file)
 
 
 def load_lexicon(file: Path) -> Lexicon:

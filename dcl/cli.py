@@ -29,6 +29,7 @@ from dcl.process import Commands, run
 
 if TYPE_CHECKING:
     from dcl.attribution import Attributor
+    from dcl.commands.options import Backend
 
 app = typer.Typer(
     cls=Commands,
@@ -61,13 +62,20 @@ def root(
     """Which agent failed, how, and at which turn, from the log of a failed multi-agent run."""
 
 
-def load_model(path: Path | None, *, threads: int | None, injected: bool = False) -> Attributor:
+def load_model(
+    path: Path | None,
+    *,
+    threads: int | None,
+    injected: bool = False,
+    backend: Backend | None = None,
+) -> Attributor:
     """The model to attribute with; the one seam through which the commands reach it.
 
     Args:
         path: Model folder; None is the one that ships.
         threads: Turns encoded side by side, > 0; None is every core this process may use.
         injected: As in `dcl.runtime.load`.
+        backend: What encodes turns; None is the quickest that fits the model.
 
     Returns:
         A model that is ready to score.
@@ -80,7 +88,9 @@ def load_model(path: Path | None, *, threads: int | None, injected: bool = False
         from dcl.runtime import load
     except ImportError as error:
         raise ConfigError(f"the installation is incomplete: {error}") from None
-    return load(path, threads=threads, injected=injected)
+    return load(
+        path, threads=threads, injected=injected, engine=None if backend is None else backend.engine
+    )
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from dcl import __version__
-from dcl.errors import ConfigError, DclError
+from dcl.errors import ConfigError, DclError, needing
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -302,14 +302,9 @@ def import_ray() -> Any:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it writes to stderr from C++
-    try:
+    with needing("ray", "Ray"):
         import ray
         import ray.data
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"Ray needs {error.name}, which is not installed; "
-            'run pip install "dcl-attribution[ray]"'
-        ) from None
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return ray

@@ -12,6 +12,8 @@ A message names the place, what was expected, what was found, and what to do abo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -61,3 +63,26 @@ class ParityError(DclError):
     """A converted model disagrees with the one it was made from; nothing was written."""
 
     exit_code = 4
+
+
+@contextmanager
+def needing(extra: str, purpose: str) -> Iterator[None]:
+    """Within the block, say how to install a package that is missing.
+
+    Args:
+        extra: The extra of this package that has it.
+        purpose: What needs it, as the start of a sentence.
+
+    Raises:
+        ConfigError: If a module of another package is not found.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "dcl"):
+            raise
+        raise ConfigError(
+            f"{purpose} needs {package}, which is not installed; "
+            f'run pip install "dcl-attribution[{extra}]"'
+        ) from None

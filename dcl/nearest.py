@@ -7,7 +7,6 @@ under a millisecond; an approximate index would be another dependency and no fas
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from dcl.attribution import Attributor
 from dcl.errors import ArtifactError, ConfigError
+from dcl.files import whole
 from dcl.taxonomy import ErrorMode
 from dcl.trajectory import Example, Fault
 
@@ -116,11 +116,9 @@ def build_index(attributor: Attributor, examples: Iterable[Example]) -> Index:
 
 def save_index(index: Index, file: Path) -> None:
     """Write an index as plain arrays, in one step."""
-    part = file.with_suffix(".part")
-    with part.open("wb") as stream:
+    with whole(file) as part, part.open("wb") as stream:
         rows = json.dumps(index.rows).encode("ascii")
         np.savez(stream, vectors=index.vectors, rows=np.frombuffer(rows, dtype=np.uint8))
-    os.replace(part, file)
 
 
 def load_index(file: Path) -> Index:

@@ -20,7 +20,7 @@ from typing import Any
 
 from dcl.bulk import Mark
 from dcl.errors import ConfigError
-from dcl.live.journal import claim, sync_folder
+from dcl.files import claim, sync_folder, whole
 
 SCHEMA = "dcl.progress/1"
 """Value of the `schema` key of the progress."""
@@ -154,12 +154,10 @@ class Results:
             "failed": failed,
             "bytes": size,
         }
-        part = self._progress.with_name(self._progress.name + ".tmp")
-        with open(part, "w", encoding="ascii") as stream:
+        with whole(self._progress) as part, open(part, "w", encoding="ascii") as stream:
             json.dump(saved, stream, indent=1)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(part, self._progress)
         sync_folder(self._progress.parent)
 
     def _damaged(self, problem: str) -> ConfigError:

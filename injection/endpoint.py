@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from dcl.errors import ConfigError
+from dcl.files import whole
 from injection.errors import BudgetError, ModelError
 from injection.session import Call, Cost, Message, Reply
 
@@ -328,11 +328,8 @@ class Endpoint:
             "prompt_tokens": reply.prompt_tokens,
             "completion_tokens": reply.completion_tokens,
         }
-        with tempfile.NamedTemporaryFile(
-            "w", dir=file.parent, delete=False, encoding="utf-8"
-        ) as part:
-            json.dump(row, part)
-        os.replace(part.name, file)
+        with whole(file) as part:
+            part.write_text(json.dumps(row), encoding="utf-8")
 
     def _file(self, key: str) -> Path:
         """Where a reply is kept."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from dcl.commands.options import (
     Paths,
     Threads,
     TopK,
+    WithBackend,
     check_prob,
 )
 from dcl.errors import TraceError
@@ -35,6 +36,9 @@ from dcl.process import complain
 from dcl.report import Report
 from dcl.report.gate import Gate
 from dcl.report.output import WRITERS, open_out
+
+if TYPE_CHECKING:
+    from dcl.attribution import Attributor
 
 Marked = Iterator[tuple[Mark, Report]]
 """Reports, each with how far the input was handled with it."""
@@ -72,9 +76,12 @@ def attribute(
         ),
     ] = None,
     injected: Injected = False,
+    backend: WithBackend = None,
     threads: Threads = None,
 ) -> None:
     """Say which agent failed, how, and at which turn."""
+    from dcl.cli import load_model
+
     if threshold is not None and top_k is not None:
         raise typer.BadParameter("--top-k ignores thresholds: give it or --threshold, not both")
     if engine is Engine.RAY and "-" in paths:
@@ -87,6 +94,7 @@ def attribute(
         if resume:
             command = {
                 **_identify(files, format, model, injected),
+                "backend": "any" if backend is None else backend.value,
                 **view,
                 "fail_on": fail_on or [],
             }
@@ -94,7 +102,8 @@ def attribute(
         else:
             many = len(paths) > 1 or os.path.isdir(paths[0])
             done, write = stack.enter_context(_whole(out, output or Output.TABLE, many))
-        score = stack.enter_context(_engine(engine, model, threads, injected))
+        load = partial(load_model, model, injected=injected, backend=backend)
+        score = stack.enter_context(_engine(engine, load, threads))
         reports = _watch(score(Logs(files, format, done), tally), gates, tally)
         write((mark, replace(report, **view)) for mark, report in reports)
     if tally.failed:
@@ -164,21 +173,20 @@ def _digest(value: Any) -> str:
 
 @contextmanager
 def _engine(
-    engine: Engine, model: Path | None, threads: int | None, injected: bool
+    engine: Engine, load: Callable[..., Attributor], threads: int | None
 ) -> Iterator[Score]:
     """What attributes, here or on a cluster."""
-    from dcl.cli import load_model
-
     if engine is Engine.LOCAL:
-        attributor = load_model(model, threads=threads, injected=injected)
+        attributor = load(threads=threads)
         yield lambda logs, tally: bulk.attribute(attributor, logs.items(), tally)
         return
     from dcl.cluster import connect
 
     cores = threads or 1
-    load = partial(load_model, model, threads=cores, injected=injected)
     with connect() as cluster:
-        yield lambda logs, tally: bulk.attribute_on(cluster, load, logs, tally, cores=cores)
+        yield lambda logs, tally: bulk.attribute_on(
+            cluster, partial(load, threads=cores), logs, tally, cores=cores
+        )
 
 
 def _watch(reports: Marked, gates: Sequence[Gate], tally: Tally) -> Marked:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dcl.commands.options import Injected, Model
-from dcl.errors import ConfigError, TraceError
+from dcl.commands.options import Injected, Model, WithBackend
+from dcl.errors import ConfigError, TraceError, needing
 from dcl.formats import scan
 from dcl.formats.source import STDIN, files
 from dcl.process import complain
@@ -42,6 +42,7 @@ def watch(
     ],
     model: Model = None,
     injected: Injected = False,
+    backend: WithBackend = None,
     state: State = None,
     thresholds: Thresholds = None,
     confirm: Confirm = 2,
@@ -60,7 +61,7 @@ def watch(
     from dcl.live.openruns import Bounds, OpenRuns
     from dcl.live.thresholds import StepThresholds
 
-    attributor = load_model(model, threads=1, injected=injected)
+    attributor = load_model(model, threads=1, injected=injected, backend=backend)
     learned = None if thresholds is None else StepThresholds.load(thresholds)
     if learned is not None:
         learned.check(attributor)
@@ -101,6 +102,7 @@ def thresholds(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Written when whole.")],
     model: Model = None,
     injected: Injected = False,
+    backend: WithBackend = None,
 ) -> None:
     """Learn thresholds from successful runs, so that false alarms have a known rate."""
     from dcl.cli import load_model
@@ -116,7 +118,7 @@ def thresholds(
                     complain(f"error: {item}")
                 elif item.trajectory.outcome != "failure" and not item.faults:
                     successes.append(item.trajectory)
-    attributor = load_model(model, threads=None, injected=injected)
+    attributor = load_model(model, threads=None, injected=injected, backend=backend)
     learned = StepThresholds.fit(attributor, successes, rate=rate)
     learned.save(out)
     typer.echo(f"runs {learned.runs}, rate {rate:g}, thresholds {len(learned.values)}")
@@ -126,6 +128,7 @@ def thresholds(
 def serve(
     model: Model = None,
     injected: Injected = False,
+    backend: WithBackend = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others can reach it only if you name one.")
     ] = "127.0.0.1",
@@ -156,26 +159,20 @@ def serve(
     ] = None,
 ) -> None:
     """Serve attribution over HTTP; see docs/serving.md."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
+    with needing("serve", "serving"):
         import uvicorn
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"serving needs {error.name}, which is not installed; "
-            'run pip install "dcl-attribution[serve]"'
-        ) from None
+
+        from dcl.serving.app import ServerSettings, create_app
     from dcl.cli import load_model
     from dcl.live.alarms import AlarmRules
     from dcl.live.monitor import QueueBounds
     from dcl.live.openruns import Bounds
     from dcl.live.thresholds import StepThresholds
-    from dcl.serving.app import ServerSettings, create_app
 
     learned = None if thresholds is None else StepThresholds.load(thresholds)
 
     def load() -> Attributor:
-        attributor = load_model(model, threads=threads, injected=injected)
+        attributor = load_model(model, threads=threads, injected=injected, backend=backend)
         if learned is not None:
             learned.check(attributor)
         return attributor

@@ -11,7 +11,17 @@ import typer
 
 from dcl import bulk
 from dcl.bulk import Logs
-from dcl.commands.options import BASE, Format, Injected, Model, Out, Output, Paths, TopK
+from dcl.commands.options import (
+    BASE,
+    Format,
+    Injected,
+    Model,
+    Out,
+    Output,
+    Paths,
+    TopK,
+    WithBackend,
+)
 from dcl.errors import TraceError
 from dcl.formats.jsontext import too_deep
 from dcl.intake import Tally, list_files, read
@@ -25,6 +35,7 @@ def explain(
     paths: Paths,
     model: Model = None,
     injected: Injected = False,
+    backend: WithBackend = None,
     format: Format = "auto",
     output: Annotated[Output, typer.Option(help="Lines for people, or JSON lines.")] = Output.TABLE,
     out: Out = None,
@@ -39,7 +50,7 @@ def explain(
     from dcl.nearest import load_index
     from dcl.report.explained import explain_lines, explain_record
 
-    attributor = load_model(model, threads=None, injected=injected)
+    attributor = load_model(model, threads=None, injected=injected, backend=backend)
     file = (model or BASE) / INDEX
     index = load_index(file) if file.is_file() else None
     logs, tally = Logs(list_files(paths), format), Tally()

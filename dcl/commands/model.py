@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dcl.commands.options import BASE, Format, Model, ModelFolder, check_prob
-from dcl.errors import ArtifactError, ConfigError, TraceError
+from dcl.errors import ArtifactError, TraceError, needing
 from dcl.intake import Tally, read
 from dcl.process import say
 
@@ -87,46 +87,22 @@ def describe_fit(report: FitReport) -> Iterator[str]:
 
 def train(context: typer.Context) -> None:
     """Train a model from --config FILE and any key in it."""
-    try:
+    with needing("train", "training"):
         from dcl.learning.training import main as run
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("torch", "lightning", "jsonargparse", "safetensors", "scipy"):
-            raise
-        raise ConfigError(
-            f"training needs {package}, which is not installed; "
-            'run pip install "dcl-attribution[train]"'
-        ) from None
     raise typer.Exit(run(context.args))
 
 
 def tune(context: typer.Context) -> None:
     """Train the turn encoder of a model from --config FILE and any key in it."""
-    try:
+    with needing("tune", "training an encoder"):
         from dcl.learning.tuning import main as run
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if not package or package == "dcl":
-            raise
-        raise ConfigError(
-            f"training an encoder needs {package}, which is not installed; "
-            'run pip install "dcl-attribution[tune]"'
-        ) from None
     raise typer.Exit(run(context.args))
 
 
 def sweep(context: typer.Context) -> None:
     """Train many configurations times seeds, and compare them."""
-    try:
+    with needing("sweep", "a sweep"):
         from dcl.learning.sweep import main as run
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if not package or package == "dcl":
-            raise
-        raise ConfigError(
-            f"a sweep needs {package}, which is not installed; "
-            'run pip install "dcl-attribution[sweep]"'
-        ) from None
     raise typer.Exit(run(context.args))
 
 

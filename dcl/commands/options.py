@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dcl.formats import FORMATS
 from dcl.shipped import SHIPPED, find_model
+
+if TYPE_CHECKING:
+    from dcl.engines import EngineName
 
 
 class Output(str, Enum):
@@ -25,6 +28,18 @@ class Engine(str, Enum):
 
     LOCAL = "local"
     RAY = "ray"
+
+
+class Backend(str, Enum):
+    """What `--backend` takes."""
+
+    ONNXRUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+
+    @property
+    def engine(self) -> EngineName:
+        """The engine of this name."""
+        return "onnxruntime" if self is Backend.ONNXRUNTIME else "openvino"
 
 
 def check_format(value: str) -> str:
@@ -89,6 +104,10 @@ Out = Annotated[
 TopK = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Take the N likeliest faults, no threshold."),
+]
+WithBackend = Annotated[
+    Backend | None,
+    typer.Option(help="What encodes turns; without it, the quickest that fits the model."),
 ]
 Threads = Annotated[
     int | None,

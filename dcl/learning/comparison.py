@@ -9,7 +9,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from dcl.attribution import Calibration, Logits, sigmoid
+from dcl.files import whole
 from dcl.learning.data import Item, collate
 from dcl.learning.inference import score_items
 from dcl.learning.model import M, Model
@@ -284,9 +284,8 @@ def write_results(records: Sequence[Record], against: str, out: Path) -> list[Pa
         "tables.tex": _tables(records, against, _latex),
     }
     for name, text in texts.items():
-        part = out / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, out / name)
+        with whole(out / name) as part:
+            part.write_text(text, encoding="utf-8")
     return [out / name for name in texts]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcl.files import whole
 from dcl.learning.comparison import LEVELS, Record, compare
 from dcl.taxonomy import MODES
 
@@ -41,9 +41,9 @@ def draw_results(records: Sequence[Record], against: str, out: Path) -> list[Pat
     for name, (size, draw) in plots.items():
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.add_subplot())
-        file, part = out / f"{name}.png", out / f"{name}.part"
-        figure.savefig(part, format="png", dpi=120)
-        os.replace(part, file)
+        file = out / f"{name}.png"
+        with whole(file) as part:
+            figure.savefig(part, format="png", dpi=120)
         files.append(file)
     return files
 

@@ -36,6 +36,7 @@ from rich.console import Console
 from dcl.artifact import ENCODER, EncoderSource, hash_file, open_encoder
 from dcl.cluster import connect
 from dcl.errors import ConfigError
+from dcl.files import whole
 from dcl.learning.comparison import measure, write_results
 from dcl.learning.config import DataConfig, TrainConfig, read_config
 from dcl.learning.data import Item
@@ -197,9 +198,8 @@ class Sweep:
         with FileLock(self.out / "locks" / f"{cell.id}.lock", blocking=wait):
             if not file.exists():
                 record = self._train(cell)
-                part = file.with_suffix(".part")
-                part.write_text(json.dumps(record))
-                os.replace(part, file)
+                with whole(file) as part:
+                    part.write_text(json.dumps(record))
                 pair = record["scores"]["valid"]["pair"]["micro_f1"]
                 console.print(
                     f"{cell.name} seed {cell.config.seed}: valid pair F1 {pair:.2f}, "

@@ -33,6 +33,7 @@ from dcl.features import DEVIATION_FEATURES, describe_vectors
 from dcl.learning.activations import ActivationCache, Read, TorchEncoder, Window
 from dcl.learning.config import TuneConfig, read_tune_config
 from dcl.learning.data import Batch, Item, VectorCache
+from dcl.learning.module import AttributionModule, group_decay
 from dcl.learning.preparation import (
     check_width,
     fill,
@@ -44,11 +45,9 @@ from dcl.learning.preparation import (
 from dcl.learning.split_encoder import SplitEncoder
 from dcl.learning.token_batches import TokenBatch, TokenBatches, put_vectors
 from dcl.learning.training import (
-    AttributionModule,
     claim_workplace,
     close_agents,
     describe_run,
-    group_decay,
     judge,
     main_set,
     make_trainer,

@@ -21,11 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dcl.errors import ConfigError
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock; two processes on one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
+from dcl.files import claim, sync_folder, whole
 
 SCHEMA = "dcl.state/1"
 """Value of the `schema` key in the header of a snapshot."""
@@ -76,7 +72,7 @@ class Journal:
         arrived, self.nbytes = _lines(file.read_bytes() if file.exists() else b"")
         self._file = FileIO(file, "r+" if file.exists() else "w+")
         self._cut()
-        for old in self.folder.glob("journal-*.jsonl"):
+        for old in (*self.folder.glob("journal-*.jsonl"), *self.folder.glob(f".{_SNAPSHOT}.*")):
             if old != file:
                 old.unlink()
         return open_runs, arrived
@@ -114,15 +110,14 @@ class Journal:
             OSError: If it cannot be written; the journal then goes on as it was.
         """
         following = self._path(self._number + 1)
-        written = self.folder / f".{_SNAPSHOT}.tmp"
-        with open(written, "wb") as stream:
-            stream.write(_line({"schema": SCHEMA, "journal": self._number + 1}))
-            count = sum(1 for row in rows if stream.write(_line(row)))
-            stream.write(_line({"rows": count}))
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh = FileIO(following, "w+")
-        os.replace(written, self.folder / _SNAPSHOT)
+        with whole(self.folder / _SNAPSHOT) as written:
+            with open(written, "wb") as stream:
+                stream.write(_line({"schema": SCHEMA, "journal": self._number + 1}))
+                count = sum(1 for row in rows if stream.write(_line(row)))
+                stream.write(_line({"rows": count}))
+                stream.flush()
+                os.fsync(stream.fileno())
+            fresh = FileIO(following, "w+")
         sync_folder(self.folder)
         self._journal().close()
         self._path(self._number).unlink(missing_ok=True)
@@ -192,36 +187,3 @@ def _split(content: bytes) -> Iterator[bytes]:
     while (stop := content.find(b"\n", start)) >= 0:
         yield content[start : stop + 1]
         start = stop + 1
-
-
-def claim(file: FileIO, refusal: str) -> None:
-    """Lock a file for as long as it is open in this process.
-
-    Args:
-        file: Open for writing.
-        refusal: What to say where another process has it.
-
-    Raises:
-        ConfigError: If another process has it.
-    """
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ConfigError(refusal) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, where that can be asked for.
-
-    Args:
-        folder: Any folder.
-    """
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows opens no folder
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

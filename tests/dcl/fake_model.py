@@ -17,6 +17,7 @@ import numpy as np
 from dcl import cli
 from dcl.attribution import Attributor, Calibration, Logits
 from dcl.bag import Bag
+from dcl.commands.options import Backend
 from dcl.taxonomy import MODES, ErrorMode
 from dcl.trajectory import Trajectory, Turn
 
@@ -48,7 +49,11 @@ def _score(run: Trajectory) -> Logits:
 
 
 def load(
-    path: Path | None = None, *, threads: int | None = None, injected: bool = False
+    path: Path | None = None,
+    *,
+    threads: int | None = None,
+    injected: bool = False,
+    backend: Backend | None = None,
 ) -> Attributor:
     """Stands in for `dcl.cli.load_model`."""
     return Attributor(lambda run: cast(Bag, run), score, Calibration())

@@ -714,3 +714,13 @@ def test_a_read_only_file_system_is_a_clear_error() -> None:
     done = spawn("attribute", EXAMPLE, "--out", "/sys/kernel/out.json")
     assert done.returncode == 2
     assert done.stderr.startswith(b"error: --out /sys/kernel/out.json: cannot write there: ")
+
+
+def test_a_model_runs_on_the_backend_that_was_named() -> None:
+    def run(*more: str) -> Result:
+        return CliRunner().invoke(cli.app, ["attribute", str(EXAMPLE), "--model", "lite", *more])
+
+    assert run("--backend", "onnxruntime").exit_code == 0
+    refused = run("--backend", "openvino")
+    assert (refused.exit_code, "checked on openvino" in refused.stderr) == (4, True)
+    assert "'onnxruntime', 'openvino'" in run("--backend", "torch").stderr

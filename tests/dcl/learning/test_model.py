@@ -23,7 +23,7 @@ from dcl.learning.model import (
     measure_distance,
     relate,
 )
-from dcl.learning.training import compute_loss
+from dcl.learning.module import compute_loss
 
 E = 12
 TINY = ModelConfig(

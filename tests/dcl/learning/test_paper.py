@@ -22,15 +22,10 @@ from dcl.learning.data import Item, VectorCache, collate, make_item
 from dcl.learning.inference import load_model, load_trained, score_items
 from dcl.learning.losses import contrastive_loss, find_hard, find_twins, hardest
 from dcl.learning.model import BagLogits, M, ModelConfig, Network, number_names
+from dcl.learning.module import AttributionModule, compute_loss
 from dcl.learning.preparation import read_definitions
 from dcl.learning.prepared import load_items, save_items
-from dcl.learning.training import (
-    AttributionModule,
-    close_agents,
-    compute_loss,
-    place_prototypes,
-    train,
-)
+from dcl.learning.training import close_agents, place_prototypes, train
 from dcl.runtime import Encoder
 from dcl.taxonomy import ErrorMode
 from dcl.trajectory import Example, Fault

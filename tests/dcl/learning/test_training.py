@@ -30,8 +30,9 @@ from dcl.learning.config import DataConfig, LossConfig, TrainConfig
 from dcl.learning.data import Batch, Item, VectorCache, collate, make_item
 from dcl.learning.inference import TorchScorer, load_model, load_trained, score_items
 from dcl.learning.model import BagLogits, M, Model, ModelConfig, Network
+from dcl.learning.module import AttributionModule, compute_loss
 from dcl.learning.preparation import select_examples
-from dcl.learning.training import AttributionModule, compute_loss, main, train
+from dcl.learning.training import main, train
 from dcl.lexical import BIGRAM_ROWS, Lexicon
 from dcl.runtime import Encoder
 from dcl.splits import split_of
