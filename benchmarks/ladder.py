@@ -86,19 +86,20 @@ def climb(config: LadderConfig) -> Iterator[Rung]:
         TraceError: If a log cannot be read.
         ArtifactError: If a model cannot be loaded.
     """
-    floors: dict[str, dict[str, Interval]] = {name: {} for name in FLOORS}
-    for number, (name, folder) in enumerate(config.models.items()):
-        wanted = (MODEL, *FLOORS) if number == 0 else (MODEL,)  # floors are the same every time
-        scores = _score(config, folder, wanted)
-        for floor in wanted[1:]:
-            floors[floor] = scores[floor]
+    found = {
+        # Floors are the same beside every model.
+        name: _score(config, folder, (MODEL, *FLOORS) if number == 0 else (MODEL,))
+        for number, (name, folder) in enumerate(config.models.items())
+    }
+    size = {"tokens": config.tokens, "repeats": config.repeats}
+    for name, folder in config.models.items():  # one after another: what else runs strikes all
         attributor = load(folder, threads=1)
-        size = {"tokens": config.tokens, "repeats": config.repeats}
         (cost,) = measure(attributor, config.steps, lengths=[config.turns], **size)
         bulk_ms = measure_run(attributor, config.steps, turns=config.turns, **size)
-        yield Rung(name, cost.turn_ms, cost.encoder_ms, bulk_ms, _size(folder), scores[MODEL])
-    for name, found in floors.items():
-        yield Rung(name, None, None, None, None, found)
+        yield Rung(name, cost.turn_ms, cost.encoder_ms, bulk_ms, _size(folder), found[name][MODEL])
+    floors = found[next(iter(config.models))]
+    for name in FLOORS:
+        yield Rung(name, None, None, None, None, floors[name])
 
 
 def _score(
