@@ -125,6 +125,19 @@ def evaluate_command(
         raise typer.Exit(getattr(error, "exit_code", 2)) from None
 
 
+@app.command("average")
+def average_command(
+    first: Annotated[Path, typer.Argument(help="Report of evaluate --output json on one set.")],
+    second: Annotated[Path, typer.Argument(help="The same on the other set.")],
+) -> None:
+    """The mean of the twelve F1 scores of two reports, as the Aegis paper ranks by."""
+    from benchmarks.average import read_means
+    from benchmarks.average import to_markdown as to_table
+
+    with _errors():
+        typer.echo(to_table(read_means(first), read_means(second)), nl=False)
+
+
 @app.command("alarms")
 def alarms_command(
     data: Annotated[
