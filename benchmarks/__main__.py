@@ -138,6 +138,22 @@ def average_command(
         typer.echo(to_table(read_means(first), read_means(second)), nl=False)
 
 
+@app.command("left-out")
+def left_out_command(
+    sweep: Annotated[Path, typer.Argument(help="Folder of a dcl sweep over data.left_out.")],
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the fitted word floors.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
+) -> None:
+    """Score networks on the framework that each never saw, beside floors that never did."""
+    from benchmarks.leftout import compare
+    from benchmarks.leftout import to_markdown as to_table
+
+    with _errors():
+        typer.echo(to_table(compare(sweep, cache, resamples=resamples)), nl=False)
+
+
 @app.command("alarms")
 def alarms_command(
     data: Annotated[
