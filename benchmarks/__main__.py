@@ -122,6 +122,35 @@ def evaluate_command(
                 stream.write(text)
 
 
+@app.command("average")
+def average_command(
+    first: Annotated[Path, typer.Argument(help="Report of evaluate --output json on one set.")],
+    second: Annotated[Path, typer.Argument(help="The same on the other set.")],
+) -> None:
+    """The mean of the twelve F1 scores of two reports, as the Aegis paper ranks by."""
+    from benchmarks.average import read_means
+    from benchmarks.average import to_markdown as to_table
+
+    with _errors():
+        typer.echo(to_table(read_means(first), read_means(second)), nl=False)
+
+
+@app.command("left-out")
+def left_out_command(
+    sweep: Annotated[Path, typer.Argument(help="Folder of a dcl sweep over data.left_out.")],
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the fitted word floors.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
+) -> None:
+    """Score networks on the framework that each never saw, beside floors that never did."""
+    from benchmarks.leftout import compare
+    from benchmarks.leftout import to_markdown as to_table
+
+    with _errors():
+        typer.echo(to_table(compare(sweep, cache, resamples=resamples)), nl=False)
+
+
 @app.command("alarms")
 def alarms_command(
     data: Annotated[

@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from benchmarks.__main__ import app
+from benchmarks.average import average
 from benchmarks.evaluate import LEARNED, PREDICTORS, EvaluateConfig, evaluate
+from benchmarks.metrics import LEVELS, Interval
 from benchmarks.predictors import RULES
 from benchmarks.runs import add_modes, digest_of, load_examples, rename
 from dcl.errors import ConfigError
@@ -211,6 +213,38 @@ def test_new_names_move_turns_and_labels_together(aegis: Path, names: Any) -> No
         moved += mapping != {name: name for name in mapping}
     assert moved > len(before) / 2
     assert rename(before, names) == after
+
+
+def test_the_average_is_of_twelve_scores(
+    aegis: Path, whowhen: Path, modes: Path, tmp_path: Path
+) -> None:
+    files, six = [], []
+    for data in (aegis, whowhen):
+        files.append(tmp_path / f"{data.stem}.json")
+        flags = ("--predictor", "everyone", "--predictor", "most-talking", "--modes", modes)
+        assert run("--data", data, *flags, "--output", "json", "--out", files[-1]).exit_code == 0
+        scores = json.loads(files[-1].read_bytes())["tables"]["kept"][0]["scores"]
+        levels = [f"{level}_{kind}_f1" for level in LEVELS for kind in ("micro", "macro")]
+        six += [scores[level]["value"] for level in levels]
+    result = CliRunner().invoke(app, ["average", *map(str, files)])
+    assert result.exit_code == 0, result.output
+    (row,) = [line for line in result.stdout.splitlines() if "everyone" in line]
+    assert f"{100 * sum(six) / 12:.1f} [" in row.split("|")[4]
+    assert len(result.stdout.splitlines()) == 4
+
+
+def test_errors_of_two_sets_add_as_squares() -> None:
+    found = average(Interval(0.5, 0.44, 0.53), Interval(0.3, 0.22, 0.34))
+    assert found == pytest.approx((0.4, 0.35, 0.425))
+
+
+def test_no_average_without_modes(whowhen: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    flags = ("--predictor", "random", "--output", "json", "--out", file)
+    assert run("--data", whowhen, *flags).exit_code == 0
+    result = CliRunner().invoke(app, ["average", str(file), str(file)])
+    assert result.exit_code == 2
+    assert "on runs with modes" in result.stderr
 
 
 def test_unknown_names_and_empty_sets_are_told(aegis: Path, tmp_path: Path) -> None:
