@@ -28,11 +28,15 @@ _STRUCTURE = (
     "has_code", "is_first_code", "after_code", "code_before", "code_next", "tool_before",
     "tool_next", "same_before", "same_next", "is_turn_1", "is_turn_2", "talks_most",
 )  # fmt: skip
+_NEIGHBOURS = (
+    "loop_next", "check_next", "numbers_new_next", "departure_next", "taken_up",
+    "departure_next_of_others", "taken_up_by_others",
+)  # fmt: skip
 _NETWORK = (
     "net_step", "net_agent", "net_pair", "net_attention", "net_attention_mean", "wide_best",
     "wide_sum",
 )  # fmt: skip
-COLUMNS: tuple[str, ...] = (*FEATURES, *_STRUCTURE, *_NETWORK)
+COLUMNS: tuple[str, ...] = (*FEATURES, *_STRUCTURE, *_NEIGHBOURS, *_NETWORK)
 """Names of the columns of `describe_turns`."""
 
 _LAYOUT = FEATURES[: FEATURES.index("cue_code")]
@@ -42,7 +46,7 @@ COLUMN_SETS: dict[str, tuple[str, ...]] = {
         "claim_without_evidence", "cue_assumption", "is_tool_result", "is_last", "is_own_first",
         "is_turn_1", "position", "log_chars", "turn_share", "net_step",
     ),
-    "structure": (*_LAYOUT, *_STRUCTURE),
+    "structure": (*_LAYOUT, *_STRUCTURE, *_NEIGHBOURS),
     "everything": COLUMNS,
 }  # fmt: skip
 """Columns that turns are scored by, once by each set: 15 runs need few, 200 can bear all."""
@@ -147,7 +151,8 @@ def describe_turns(
         wide.sum(axis=1),
     ]
     structure = _describe_structure(features, index)
-    return np.column_stack([features, structure, *network]).astype(np.float64)
+    neighbours = _describe_neighbours(features, index)
+    return np.column_stack([features, structure, neighbours, *network]).astype(np.float64)
 
 
 def agent_log_odds(step: Floats, agent_index: NDArray[np.int64], agents: int) -> Floats:
@@ -256,6 +261,31 @@ def _describe_structure(features: NDArray[np.float32], index: NDArray[np.int64])
             count == 1,
             count == 2,
             own_turns[index] == own_turns.max(),
+        ]
+    ).astype(np.float64)
+
+
+def _describe_neighbours(features: NDArray[np.float32], index: NDArray[np.int64]) -> Floats:
+    """How the next turn answers each turn, and how each answers the one before.
+
+    Columns as in `_NEIGHBOURS`; those of others are 0 for the agents that talk most, who lead where
+    one instructs and the others carry out.
+    """
+    own_turns = np.bincount(index)
+    others = own_turns[index] < own_turns.max()
+    names = ("cue_loop", "cue_check", "numbers_new", "from_own_previous", "words_in_next")
+    loop, check, new, departure, in_next = (features[:, FEATURES.index(name)] for name in names)
+    departure_next = np.append(departure[1:], 0)
+    taken_up = np.append(0, in_next[:-1])
+    return np.column_stack(
+        [
+            np.append(loop[1:], 0),
+            np.append(check[1:], 0),
+            np.append(new[1:], 0),
+            departure_next,
+            taken_up,
+            others * departure_next,
+            others * taken_up,
         ]
     ).astype(np.float64)
 

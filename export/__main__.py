@@ -1,4 +1,4 @@
-"""The command line: `python -m export encoder | static | convert | renew`.
+"""The command line: `python -m export encoder | static | convert | renew | reread`.
 
 Exit codes are those of `dcl`: 2 for wrong usage, 3 for a run that cannot be read, 4 for a model
 that is missing, damaged, or did not pass a gate.
@@ -161,6 +161,23 @@ def renew(
             points=points,
         )
         _report(out, ENCODER)
+
+
+@app.command()
+def reread(
+    model: Annotated[Path, typer.Argument(help="Folder that `convert` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    natural: Annotated[
+        list[Path],
+        typer.Option(help="Records to learn from, as `convert` takes them; may be repeated."),
+    ],
+) -> None:
+    """Learn the reading of natural failures of a model anew."""
+    with complain():
+        from export import reread as rereading
+
+        rereading.reread(model, out, [read_examples(file) for file in natural])
+        _report(out, HEAD)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -128,9 +128,8 @@ def convert(
 
         fitted, notes = None, describe_export(artifact, parity)
         if natural:
-            fitted, report = learn_natural(
-                open_network(artifact, head, artifact.path / ENCODER), natural
-            )
+            network = open_network(artifact, head, artifact.path / ENCODER)
+            fitted, report = learn_natural(network, natural)
             notes["natural"] = asdict(report)
 
         def write_files(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import lru_cache
 
 from dcl.taxonomy import ErrorMode
 
@@ -93,6 +94,7 @@ def order_for(mode: ErrorMode, domain: str, others: tuple[str, ...], rng: random
     return rng.choice(_ORDERS[mode.value]).format(**words, other=other)
 
 
+@lru_cache(maxsize=4096)
 def find_order(text: str) -> ErrorMode | None:
     """The mode whose order a text holds; None if it holds none."""
     match = _PATTERN.search(text)

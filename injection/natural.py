@@ -38,8 +38,8 @@ from injection.systems import find_system
 from injection.systems.experts import END
 from injection.tasks import Task
 
-_PLANNING = frozenset({"plan", "facts", "recruit"})
-_CHECKING = frozenset({"critique", "evaluate", "decide", "rank", "final", "close"})
+_PLANNING = frozenset({"plan", "facts", "recruit", "survey"})
+_CHECKING = frozenset({"critique", "evaluate", "decide", "rank", "final", "close", "conclude"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,17 +125,30 @@ class Group:
 def list_groups(config: RunConfig) -> list[Group]:
     """Every system on every task, in an order that mixes both.
 
+    Without files of tasks, a system that ships with tasks of its own works on these, after all
+    others.
+
     Raises:
         ConfigError: If a file of tasks cannot be read, or none holds a task.
         TraceError: If a record of a file is no task.
     """
     most = config.tasks_per_file or None
-    files = config.tasks
+    files, names = config.tasks, dict.fromkeys(config.systems)
     tasks = [t for f in files for t in read_tasks(f)[:most]] if files else own_tasks(most)
     if not tasks:
         raise ConfigError(f"tasks: expected tasks in {', '.join(files)}, got none")
-    pairs = product(_tell_apart(tasks), dict.fromkeys(config.systems))
+    apart = {} if files else {name: place for name in names if (place := _own_folder(name))}
+    pairs = [
+        *product(_tell_apart(tasks), (name for name in names if name not in apart)),
+        *((task, name) for name, place in apart.items() for task in own_tasks(most, place)),
+    ]
     return [Group(i, system, task) for i, (task, system) in enumerate(pairs)]
+
+
+def _own_folder(name: str) -> Path | None:
+    """Where the tasks are that a system ships with, if it does."""
+    folder: Path | None = getattr(find_system(name), "tasks", None)
+    return folder
 
 
 def _tell_apart(tasks: Sequence[Task]) -> list[Task]:

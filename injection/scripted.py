@@ -28,13 +28,14 @@ from injection.instructions import find_order
 from injection.phases import PHASES, present_code
 from injection.rules import Scene, corrupt
 from injection.session import Brief, Call, Reply, others_in
+from injection.surfing import SURFING
 
 SCRIPTED = "scripted"
 """What records call the model."""
 
 _SILENCE = 0.4
 _HINT = "An earlier attempt failed."
-_PHASES = {**PHASES, **ERRANDS, **DISCUSSION}
+_PHASES = {**PHASES, **ERRANDS, **DISCUSSION, **SURFING}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -262,7 +262,16 @@ class Session:
     _made: Counter[str] = field(default_factory=Counter)
     _cost: Cost = field(default_factory=lambda: Cost())
 
-    def ask(self, agent: str, brief: Brief, *, role: str, phase: str, persona: str = "") -> str:
+    def ask(
+        self,
+        agent: str,
+        brief: Brief,
+        *,
+        role: str,
+        phase: str,
+        persona: str = "",
+        shown: Callable[[str], str] = str,
+    ) -> str:
         """Let an agent speak.
 
         Args:
@@ -271,9 +280,11 @@ class Session:
             role: Its role in the system, for the log.
             phase: What it is doing, in one word.
             persona: System prompt; the role if empty.
+            shown: What the log and the system read in place of the reply, such as the screen after
+                the act that it calls for.
 
         Returns:
-            What it said, after every interceptor.
+            What it said, after every interceptor, as it is shown.
         """
         messages = (
             Message("system", persona or f"You are {agent}, the {role}."),
@@ -289,14 +300,21 @@ class Session:
         self._cost += Cost(1, reply.prompt_tokens, reply.completion_tokens)
         for interceptor in self.interceptors:
             reply = interceptor.after(sent, reply)
-        self._events.append(
-            Event(agent, role, reply.text, phase, call=call.index, digest=sent.digest)
-        )
-        return reply.text
+        text = shown(reply.text)
+        self._events.append(Event(agent, role, text, phase, call=call.index, digest=sent.digest))
+        return text
 
-    def note(self, agent: str, content: str, *, role: str, phase: str) -> None:
+    def note(
+        self,
+        agent: str,
+        content: str,
+        *,
+        role: str,
+        phase: str,
+        kind: TurnKind = TurnKind.TOOL_RESULT,
+    ) -> None:
         """Log what no model said, such as the result of a tool."""
-        self._events.append(Event(agent, role, content, phase, TurnKind.TOOL_RESULT))
+        self._events.append(Event(agent, role, content, phase, kind))
 
     def finish(self, answer: str) -> Run:
         """Close the run."""

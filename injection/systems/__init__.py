@@ -13,6 +13,7 @@ from injection.systems.macnet import MacNet
 from injection.systems.manager import Manager
 from injection.systems.orchestrator import Orchestrator
 from injection.systems.single import Single
+from injection.systems.web_team import WebTeam
 
 __all__ = [
     "SYSTEMS",
@@ -24,6 +25,7 @@ __all__ = [
     "Manager",
     "Orchestrator",
     "Single",
+    "WebTeam",
     "find_system",
 ]
 
@@ -40,6 +42,7 @@ SYSTEMS: dict[str, System] = {
         Orchestrator(),
         Manager(),
         Experts(),
+        WebTeam(),
     )
 }
 """Every system in its usual size, by name."""

@@ -60,6 +60,43 @@ def column(turns: NDArray[Any], name: str) -> list[float]:
     return values
 
 
+def test_columns_of_neighbours_follow_a_slow_loop() -> None:
+    rng = np.random.default_rng(4)
+    features = rng.random((6, len(FEATURES))).astype(np.float32)
+    index = np.array([0, 1, 0, 2, 0, 1])
+    logits = replace(
+        draw_logits(), step=np.zeros(6, np.float32), attention=np.zeros((6, M), np.float32)
+    )
+    wide = np.zeros((6, M), dtype=np.float32)
+    turns = describe_turns(logits, features, wide, index)
+    names = {
+        "loop_next": ("cue_loop", 1),
+        "check_next": ("cue_check", 1),
+        "numbers_new_next": ("numbers_new", 1),
+        "departure_next": ("from_own_previous", 1),
+        "taken_up": ("words_in_next", -1),
+    }
+    for name, (feature, step) in names.items():
+        for t in range(6):
+            there = 0 <= t + step < 6
+            expected = features[t + step, FEATURES.index(feature)] if there else 0
+            assert column(turns, name)[t] == pytest.approx(expected)
+    for name, of_all in (
+        ("departure_next_of_others", "departure_next"),
+        ("taken_up_by_others", "taken_up"),
+    ):
+        for t in range(6):  # agent 0 talks most
+            expected = column(turns, of_all)[t] if index[t] else 0
+            assert column(turns, name)[t] == pytest.approx(expected)
+    alone = describe_turns(
+        replace(logits, step=np.zeros(1, np.float32), attention=np.zeros((1, M), np.float32)),
+        features[:1],
+        wide[:1],
+        index[:1],
+    )
+    assert all(column(alone, name) == [0.0] for name in names)
+
+
 def test_the_identity_changes_nothing() -> None:
     logits = draw_logits()
     got = IDENTITY(logits, describe(), INDEX)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,11 +17,22 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from dcl.artifact import ENCODER, LEXICON, TOKENIZER, WEIGHTS, Window, save_lexicon, write_artifact
+from dcl.artifact import (
+    ENCODER,
+    HEAD,
+    LEXICON,
+    TOKENIZER,
+    WEIGHTS,
+    Window,
+    open_artifact,
+    save_lexicon,
+    write_artifact,
+)
 from dcl.attribution import Calibration
 from dcl.learning.model import Model, ModelConfig
 from dcl.lexical import BIGRAM_ROWS, Lexicon
 from dcl.taxonomy import MODES
+from export.convert import export_head
 
 WORDS = ("[UNK]", "[CLS]", "[SEP]", "plan", "check", "error", "done", "the", "sum", "is", "wrong")
 WIDTH = 16
@@ -130,4 +142,37 @@ def trained(
         model=asdict(tiny_config),
         training={"data": {"valid_share": 0.5, "test_share": 0.1}, "seed": 1},
         notes={"torch": torch.__version__, "examples": {"train": 8}},
+    )
+
+
+@pytest.fixture(scope="session")
+def training_shares() -> dict[str, Any]:
+    """What the model below says of its training: which questions it held out."""
+    return {"data": {"valid_share": 0.5, "test_share": 0.1}}
+
+
+@pytest.fixture(scope="session")
+def exported(
+    trained: Path,
+    training_shares: dict[str, Any],
+    tiny_config: ModelConfig,
+    make_model: Callable[[ModelConfig], Model],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder as `convert` writes it."""
+    artifact = open_artifact(trained)
+
+    def write_files(folder: Path) -> None:
+        for name in (ENCODER, TOKENIZER, LEXICON):
+            (folder / name).write_bytes((trained / name).read_bytes())
+        export_head(make_model(tiny_config), folder / HEAD)
+
+    return write_artifact(
+        tmp_path_factory.mktemp("exported") / "model",
+        write_files,
+        window=artifact.window,
+        calibration=artifact.calibration,
+        model=artifact.model,
+        training=training_shares,
+        notes={"seed": 1, "parity": {"head": {"max_difference": 0.0}}},
     )

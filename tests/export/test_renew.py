@@ -10,8 +10,6 @@ import pytest
 
 from dcl.artifact import (
     ENCODER,
-    HEAD,
-    LEXICON,
     TOKENIZER,
     hash_file,
     open_artifact,
@@ -24,11 +22,9 @@ from dcl.runtime import load
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example, Fault, Trajectory, Turn
 from export import renew as module
-from export.convert import export_head, find_split
+from export.convert import find_split
 from export.encoder import FP32
 from export.renew import renew
-
-TRAINING = {"data": {"valid_share": 0.5, "test_share": 0.1}}
 
 
 def example(number: int) -> Example:
@@ -40,29 +36,6 @@ def example(number: int) -> Example:
 
 
 EXAMPLES = [example(number) for number in range(20)]
-
-
-@pytest.fixture(scope="module")
-def exported(
-    trained: Path, tiny_config: Any, make_model: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A folder as `convert` writes it."""
-    artifact = open_artifact(trained)
-
-    def write_files(folder: Path) -> None:
-        for name in (ENCODER, TOKENIZER, LEXICON):
-            (folder / name).write_bytes((trained / name).read_bytes())
-        export_head(make_model(tiny_config), folder / HEAD)
-
-    return write_artifact(
-        tmp_path_factory.mktemp("exported") / "model",
-        write_files,
-        window=artifact.window,
-        calibration=artifact.calibration,
-        model=artifact.model,
-        training=TRAINING,
-        notes={"seed": 1, "parity": {"head": {"max_difference": 0.0}}},
-    )
 
 
 @pytest.fixture
@@ -91,7 +64,11 @@ def calls(
 
 @pytest.mark.parametrize("static", [False, True])
 def test_only_the_encoder_changes(
-    exported: Path, tmp_path: Path, calls: list[Sequence[str] | None], static: bool
+    exported: Path,
+    training_shares: dict[str, Any],
+    tmp_path: Path,
+    calls: list[Sequence[str] | None],
+    static: bool,
 ) -> None:
     out = renew(exported, tmp_path / "out", source="tiny", examples=EXAMPLES, static=static)
     before, after = read_manifest(exported), read_manifest(out)
@@ -105,15 +82,18 @@ def test_only_the_encoder_changes(
     assert {name for name in after["files"] if after["files"][name] != before["files"][name]} <= {
         ENCODER
     }
-    assert json.loads((out / "config.json").read_text())["training"] == TRAINING
+    assert json.loads((out / "config.json").read_text())["training"] == training_shares
     assert load(out, threads=1)(EXAMPLES[0].trajectory).is_finite
 
 
 def test_scales_come_from_training_questions(
-    exported: Path, tmp_path: Path, calls: list[Sequence[str] | None]
+    exported: Path,
+    training_shares: dict[str, Any],
+    tmp_path: Path,
+    calls: list[Sequence[str] | None],
 ) -> None:
     renew(exported, tmp_path / "out", source="tiny", examples=EXAMPLES, static=True)
-    learned = [e.trajectory for e in EXAMPLES if find_split(e, TRAINING) == "train"]
+    learned = [e.trajectory for e in EXAMPLES if find_split(e, training_shares) == "train"]
     assert sorted(calls[0] or ()) == sorted(turn.content for run in learned for turn in run.turns)
 
 

@@ -243,9 +243,19 @@ def test_scan_and_bisect_differ_where_one_correction_is_not_enough() -> None:
 
 
 def test_equal_calls_get_equal_replies() -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def before(self, call: Call) -> Call:
+            return call
+
+        def after(self, call: Call, reply: Reply) -> Reply:
+            self.said.append(reply.text)
+            return reply
+
     model = Scripted(1)
     for system in SYSTEMS.values():
-        run = run_system(system, STORY, model)
-        assert [model(call).text for call in run.calls] == [
-            e.content for e in run.events if e.call is not None
-        ]
+        recorder = Recorder()
+        run = run_system(system, STORY, model, [recorder])
+        assert [model(call).text for call in run.calls] == recorder.said

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import Parrot
 
+from dcl.trajectory import TurnKind
 from injection.session import Brief, Call, Message, Reply, Said, Session, others_in
 from injection.systems import SYSTEMS
 
@@ -63,6 +64,16 @@ def test_an_interceptor_sees_both_sides_of_a_call() -> None:
     assert run.events[0].content == "reply"
     assert run.calls[0].prompt != model.calls[0].prompt  # as the system made it
     assert run.events[0].digest == model.calls[0].digest  # as it was sent
+
+
+def test_the_log_and_the_system_read_what_is_shown_of_a_reply() -> None:
+    session = Session(Parrot("open a"), [Louder()])
+    brief = Brief("task", (), "act")
+    said = session.ask("A", brief, role="r", phase="p", shown=lambda reply: f"{reply}: a page")
+    session.note("A", "a thought", role="r", phase="p", kind=TurnKind.THOUGHT)
+    run = session.finish(said)
+    assert run.answer == run.events[0].content == "open a: a page"
+    assert run.events[1].kind is TurnKind.THOUGHT
 
 
 def test_the_digest_stands_for_agent_and_messages() -> None:

@@ -1,0 +1,69 @@
+"""The same model with its reading of natural failures learned anew, from other or more records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from dcl.adapter import save_adapter
+from dcl.adapting import learn_natural
+from dcl.artifact import (
+    ADAPTER,
+    CARD,
+    CONFIG,
+    ENCODER,
+    HEAD,
+    NATURAL,
+    is_free,
+    open_artifact,
+    write_artifact,
+)
+from dcl.errors import ArtifactError, ConfigError
+from dcl.trajectory import Example
+from export.convert import open_network
+
+
+def reread(model: Path, out: Path, natural: Sequence[Iterable[Example]]) -> Path:
+    """Learn the reading of natural failures of an exported model anew; the rest stays as it is.
+
+    Args:
+        model: Folder of an exported model.
+        out: Folder to write; an older model there is replaced.
+        natural: Sets of runs of many systems whose decisive step is proved.
+
+    Returns:
+        `out`, which `dcl.runtime.load` opens.
+
+    Raises:
+        ArtifactError: If `model` is missing, damaged, or not exported.
+        ConfigError: If it is adapted by `dcl fit`, `out` is taken, or there are too few systems.
+    """
+    if out.resolve() == model.resolve() or not is_free(out):
+        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
+    artifact = open_artifact(model)
+    if HEAD not in artifact.manifest["files"]:
+        raise ArtifactError(f"{model}: expected an exported model; run `python -m export convert`")
+    if ADAPTER in artifact.manifest["files"]:
+        raise ConfigError(f"{model}: this model is adapted by `dcl fit`; name the original one")
+    fitted, report = learn_natural(open_network(artifact, model / HEAD, model / ENCODER), natural)
+
+    def write_files(folder: Path) -> None:
+        for name in (*artifact.manifest["files"], CARD):
+            if name not in (CONFIG, NATURAL) and (model / name).is_file():
+                shutil.copy(model / name, folder / name)
+        save_adapter(fitted.adapter, folder / NATURAL)
+
+    kept = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files")}
+    return write_artifact(
+        out,
+        write_files,
+        window=artifact.window,
+        calibration=artifact.calibration,
+        natural=fitted.calibration,
+        model=artifact.model,
+        training=json.loads((model / CONFIG).read_bytes())["training"],
+        notes={**kept, "natural": asdict(report)},
+    )
