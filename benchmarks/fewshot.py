@@ -25,6 +25,7 @@ from dcl.adapting import attribute_adapted, cross_fit, group_questions, observe
 from dcl.artifact import MANIFEST, hash_file, open_artifact
 from dcl.attribution import Attribution, Calibration, Logits, decode
 from dcl.errors import ConfigError
+from dcl.files import whole
 from dcl.fitting import Observation, fit
 from dcl.runtime import OnnxScorer, load
 from dcl.targets import make_targets
@@ -210,10 +211,8 @@ def _write(runs: Sequence[Observation], file: Path) -> None:
     for i, run in enumerate(runs):
         arrays |= {f"{i}.{f.name}": getattr(run.logits, f.name) for f in fields(Logits)}
         arrays |= {f"{i}.turns": run.turns, f"{i}.agent_index": run.agent_index}
-    part = file.with_suffix(".part")
-    with part.open("wb") as stream:
+    with whole(file) as part, part.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]
-    part.replace(file)
 
 
 def _read(file: Path, examples: Sequence[Example], groups: Sequence[int]) -> list[Observation]:
