@@ -217,7 +217,8 @@ def _rows(entries: Sequence[LeftOut]) -> Iterator[list[str]]:
     """One row a predictor, and one for what the model has over the word floor."""
     for entry in entries:
         for name, scores in entry.scores.items():
-            who = f"dcl, seeds: {entry.seeds}, sd {100 * entry.spread:.1f}"
+            who = f"dcl, seeds: {entry.seeds}"
+            who += f", sd {100 * entry.spread:.1f}" if entry.spread else ""
             first = [entry.name, str(entry.runs), who] if name == "dcl" else ["", "", name]
             yield [*first, *(show_share(scores[level]) for level in LEVELS)]
         yield ["", "", "dcl minus tfidf", *(show_share(entry.gap[level]) for level in LEVELS)]
