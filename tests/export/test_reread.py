@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcl.artifact import ADAPTER, NATURAL, open_artifact, read_manifest, write_artifact
+from dcl.artifact import NATURAL, open_artifact, read_manifest, write_artifact
 from dcl.errors import ArtifactError, ConfigError
 from dcl.runtime import load
 from dcl.taxonomy import MODES
@@ -58,10 +58,14 @@ def test_places_and_models_that_do_not_fit_are_refused(
     def write_files(folder: Path) -> None:
         for name in artifact.manifest["files"]:
             (folder / name).write_bytes((exported / name).read_bytes())
-        (folder / ADAPTER).write_text("{}")
 
     adapted = write_artifact(
-        tmp_path / "adapted", write_files, window=artifact.window, model=artifact.model, notes={}
+        tmp_path / "adapted",
+        write_files,
+        window=artifact.window,
+        calibration=artifact.calibration,
+        model=artifact.model,
+        notes={"fit": {}},
     )
     with pytest.raises(ConfigError, match="adapted by `dcl fit`"):
         reread(adapted, tmp_path / "out", [EXAMPLES])
