@@ -15,7 +15,7 @@ from benchmarks.alarms import PROBES, load_runs, rate_alarms
 from benchmarks.evaluate import EvaluateConfig, evaluate
 from benchmarks.runs import Names
 from benchmarks.tables import alarms_to_markdown, to_json, to_markdown
-from dcl.errors import DclError
+from dcl.errors import DclError, needing
 from dcl.report.output import open_out
 from dcl.shipped import find_model
 
@@ -144,10 +144,10 @@ def left_out_command(
     resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
 ) -> None:
     """Score networks on the framework that each never saw, beside floors that never did."""
-    from benchmarks.leftout import compare
-    from benchmarks.leftout import to_markdown as to_table
+    with _errors(), needing("sweep", "left-out"):
+        from benchmarks.leftout import compare
+        from benchmarks.leftout import to_markdown as to_table
 
-    with _errors():
         typer.echo(to_table(compare(sweep, cache, resamples=resamples)), nl=False)
 
 
@@ -378,8 +378,11 @@ def ladder_command(
     plot: Annotated[Path | None, typer.Option(help="File to draw into: .svg or .png.")] = None,
 ) -> None:
     """What each model costs a turn and on disk, beside what it finds."""
-    from benchmarks.ladder import LadderConfig, climb, draw
-    from benchmarks.ladder import to_markdown as to_table
+    if plot is not None and plot.suffix not in (".svg", ".png"):
+        raise typer.BadParameter(f"--plot: expected a name in .svg or .png, got {str(plot)!r}")
+    with _errors(), needing("sweep", "the plot of the ladder"):
+        from benchmarks.ladder import LadderConfig, climb, draw
+        from benchmarks.ladder import to_markdown as to_table
 
     pairs = [each.partition("=") for each in model]
     config = LadderConfig(

@@ -29,8 +29,11 @@ def read_means(file: Path) -> dict[str, Interval]:
     try:
         rows: list[dict[str, Any]] = json.loads(file.read_bytes())["tables"]["kept"]
         found = {row["predictor"]: row["scores"][MEAN] for row in rows}
-        return {name: Interval(one["value"], *one["interval"]) for name, one in found.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {
+            name: Interval(*map(float, (one["value"], *one["interval"])))
+            for name, one in found.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{file}: expected a report of evaluate --output json on runs with modes: {error!r}"
         ) from None
@@ -53,7 +56,13 @@ def average(first: Interval, second: Interval) -> Interval:
 
 
 def to_markdown(first: Means, second: Means) -> str:
-    """One row for each predictor that is in both reports, in percent with 95 % intervals."""
+    """One row for each predictor that is in both reports, in percent with 95 % intervals.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if not first.keys() & second.keys():
+        raise ConfigError("expected reports with a predictor in common, got none")
     head = ["predictor", "six scores, first set", "six scores, second set", "all twelve"]
     body = [
         [name, *map(show_share, (first[name], second[name], average(first[name], second[name])))]

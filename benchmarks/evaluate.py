@@ -250,7 +250,10 @@ def place_tfidf(cache: Path, train: Sequence[Path], apart: Sequence[str] = ()) -
     """
     sources = (Path(__file__).with_name("tfidf.py"), Path(splits.__file__))
     recipe = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
-    return cache / f"{'-'.join(['tfidf', recipe, digest_of(train)[:16], *apart])}.npz"
+    names = ["tfidf", recipe, digest_of(train)[:16]]
+    if apart:
+        names.append(hashlib.sha256("\0".join(apart).encode()).hexdigest()[:16])
+    return cache / f"{'-'.join(names)}.npz"
 
 
 def learn_tfidf(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from benchmarks.metrics import (
 )
 from benchmarks.predictors import RULES, AttributorPredictor
 from benchmarks.runs import digest_of, load_examples
+from dcl.adapter import COLUMNS
 from dcl.adapting import attribute_adapted, cross_fit, group_questions, observe
 from dcl.artifact import MANIFEST, hash_file, open_artifact
 from dcl.attribution import Attribution, Calibration, Logits, decode
@@ -147,8 +149,9 @@ def observe_all(examples: Sequence[Example], config: FewshotConfig) -> list[Obse
     artifact = open_artifact(config.model)
     file = None
     if config.cache is not None:
+        columns = hashlib.sha256(" ".join(COLUMNS).encode()).hexdigest()[:8]
         digest = digest_of(config.data)[:16] + hash_file(artifact.path / MANIFEST)[:16]
-        file = config.cache / f"observed-{digest}.npz"
+        file = config.cache / f"observed-{digest}-{columns}.npz"
     groups = group_questions(examples)
     if file is not None and file.is_file():
         return _read(file, examples, groups)

@@ -18,6 +18,7 @@ from benchmarks.runs import Part
 from benchmarks.tables import markdown_lines, show_share
 from benchmarks.turncost import measure, measure_run
 from dcl.artifact import read_manifest
+from dcl.errors import ConfigError
 from dcl.files import whole
 from dcl.runtime import load
 
@@ -54,6 +55,11 @@ class LadderConfig:
     tokens: int = 128
     repeats: int = 100
     resamples: int = 1000
+
+    def __post_init__(self) -> None:
+        """Refuse a ladder without a rung."""
+        if not self.models:
+            raise ConfigError("models: expected at least one, got none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class LeftOut:
         name: Of the framework.
         runs: How many.
         seeds: Networks that the scores of the model are means of.
-        spread: Standard deviation of its pair score over them; 0 for one.
+        spread: Standard deviation of its pair score over them; None for one, or several frameworks.
         scores: Micro-F1 by level, by predictor; the model is the first.
         gap: The model minus the word floor, paired, by level.
     """
@@ -60,7 +60,7 @@ class LeftOut:
     name: str
     runs: int
     seeds: int
-    spread: float
+    spread: float | None
     scores: dict[str, dict[Level, Interval]]
     gap: dict[Level, Interval]
 
@@ -101,16 +101,33 @@ def read_cells(sweep: Path) -> dict[str, list[Mapping[str, Any]]]:
     """Records of finished cells by what they leave out, in order of name and seed.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is none, one is damaged, or cells that leave out the same differ in
+            more than their seed.
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for file in sorted((sweep / "cells").glob("*.json")):
-        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if "left_out" in record["scores"]:
-            found.setdefault(", ".join(record["config"]["data"]["left_out"]), []).append(record)
+        try:
+            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if "left_out" not in record["scores"]:
+                continue
+            alike = found.setdefault(", ".join(record["config"]["data"]["left_out"]), [])
+            differs = alike and _recipe(record) != _recipe(alike[0])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file}: expected a cell of dcl sweep: {error!r}") from None
+        if differs:
+            raise ConfigError(
+                f"{file}: expected the configuration of the other cells that leave out the same, "
+                "got another; give a folder of one configuration and its seeds"
+            )
+        alike.append(record)
     if not found:
         raise ConfigError(f"{sweep}: expected finished cells with data.left_out, found none")
     return found
+
+
+def _recipe(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a cell but for what is of this cell alone."""
+    return {k: v for k, v in record["config"].items() if k not in ("seed", "out")}
 
 
 def score_floors(config: DataConfig, cache: Path | None) -> dict[str, Tables]:
@@ -159,7 +176,10 @@ def _pool(records: Sequence[Mapping[str, Any]]) -> Tables:
 def _read_data(fields: Mapping[str, Any]) -> DataConfig:
     """The data of a cell; JSON has made lists of its tuples."""
     own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return DataConfig(**own)
+    try:
+        return DataConfig(**own)
+    except TypeError as error:
+        raise ConfigError(f"config.data: expected the keys of this version: {error}") from None
 
 
 def _rate(
@@ -180,7 +200,7 @@ def _rate(
         name=name,
         runs=runs,
         seeds=len(records),
-        spread=float(np.std(pairs, ddof=1)) if len(pairs) > 1 else 0.0,
+        spread=float(np.std(pairs, ddof=1)) if len(pairs) > 1 else None,
         scores={
             who: {level: rate(_micro(table[level])) for level in LEVELS}
             for who, table in tables.items()
@@ -217,8 +237,8 @@ def _rows(entries: Sequence[LeftOut]) -> Iterator[list[str]]:
     """One row a predictor, and one for what the model has over the word floor."""
     for entry in entries:
         for name, scores in entry.scores.items():
-            who = f"dcl, seeds: {entry.seeds}"
-            who += f", sd {100 * entry.spread:.1f}" if entry.spread else ""
+            spread = "" if entry.spread is None else f", sd {100 * entry.spread:.1f}"
+            who = f"dcl, seeds: {entry.seeds}{spread}"
             first = [entry.name, str(entry.runs), who] if name == "dcl" else ["", "", name]
             yield [*first, *(show_share(scores[level]) for level in LEVELS)]
         yield ["", "", "dcl minus tfidf", *(show_share(entry.gap[level]) for level in LEVELS)]

@@ -94,12 +94,14 @@ def choose_engine(manifest: Mapping[str, Any], wanted: EngineName | None = None)
     if not isinstance(known, list):
         raise ArtifactError(f"manifest.json: engines: expected a list of names, got {known!r}")
     if wanted is None:
-        quick = "openvino" in known and find_spec("openvino") is not None and _multiplies_bytes()
+        spec = find_spec("openvino") if "openvino" in known else None
+        is_there = spec is not None and spec.origin is not None  # an empty folder has none
+        quick = is_there and _multiplies_bytes()
         return "openvino" if quick else "onnxruntime"
     if wanted in ENGINES and wanted not in known:
         raise ArtifactError(
-            f"engine: expected a model whose encoder was checked on {wanted}; make one with "
-            "`python -m export renew --static`"
+            f"backend {wanted}: expected a model whose encoder was checked on it, as "
+            "`python -m export renew --static` makes one; take onnxruntime for this one"
         )
     return wanted
 
@@ -152,11 +154,11 @@ class OpenVino:
 
     def __init__(self, file: Path, *, threads: int = 1) -> None:
         try:
-            import openvino
-        except ImportError as error:
+            from openvino import Core
+        except (ImportError, OSError) as error:  # also a shared library that is missing
             raise ConfigError(
-                f"engine: expected openvino to be installed: {error}; run "
-                '`pip install "dcl-attribution[openvino]"`, or take dcl.load(engine="onnxruntime")'
+                f"backend openvino: expected it to be installed: {error}; run "
+                '`pip install "dcl-attribution[openvino]"`, or take the backend onnxruntime'
             ) from None
         if not file.is_file():
             raise ArtifactError(f"{file}: expected an exported encoder, found no file")
@@ -168,7 +170,7 @@ class OpenVino:
             "ENABLE_CPU_PINNING": False,  # other processes may be pinned to the same cores
         }
         try:
-            self._model = openvino.Core().compile_model(file, "CPU", options)
+            self._model = Core().compile_model(file, "CPU", options)
             types = [port.get_element_type() for port in self._model.inputs]
             shape = self._model.output(0).get_partial_shape()
             sizes = [size.get_length() if size.is_static else "?" for size in shape]

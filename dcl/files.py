@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ try:
 except ImportError:  # Windows has no such lock; two processes on one folder are not noticed there
     fcntl = None  # type: ignore[assignment]
 
+_LONGEST = 240  # bytes of a name, so that what is added to it fits into the 255 of a file system
+
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
@@ -25,8 +28,12 @@ def whole(file: Path) -> Iterator[Path]:
 
     Args:
         file: What is to appear, in a folder that exists.
+
+    Raises:
+        OSError: If it cannot be put there.
     """
-    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
+    name = os.fsdecode(os.fsencode(file.name)[:_LONGEST])
+    part = file.with_name(f".{name}.{secrets.token_hex(4)}.part")
     try:
         yield part
         os.replace(part, file)
@@ -63,5 +70,8 @@ def sync_folder(folder: Path) -> None:
         return
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems
+            raise
     finally:
         os.close(handle)

@@ -9,6 +9,7 @@ the progress says and never less. Whoever opens it next cuts off what is too muc
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ class Results:
         self._command = dict(command)
         if target.exists() and not target.is_file():
             raise ConfigError(f"{self._name}: expected a file to go on with, got something else")
+        fresh = not target.exists()
         try:
             self._file = FileIO(target, "a+")
         except OSError as error:
@@ -58,6 +60,8 @@ class Results:
             self._recover()
         except BaseException:
             self._file.close()
+            if fresh:
+                target.unlink(missing_ok=True)
             raise
 
     def __enter__(self) -> Results:
@@ -101,6 +105,8 @@ class Results:
         Raises:
             ConfigError: If that is of another command, or damaged.
         """
+        for part in self._progress.parent.glob(f".{glob.escape(self._progress.name)}.*.part"):
+            part.unlink(missing_ok=True)  # of a process that was killed
         size = os.fstat(self._file.fileno()).st_size
         try:
             saved = json.loads(self._progress.read_bytes())
@@ -113,7 +119,9 @@ class Results:
             self.mark, self.failed, self._size = Mark(), 0, 0
             self._save(self.mark, 0, 0)
             return
-        except (OSError, ValueError):
+        except OSError as error:
+            raise ConfigError(f"{self._progress}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError):
             raise self._damaged("expected JSON") from None
         self._check(saved)
         if self._size > size:
@@ -136,13 +144,16 @@ class Results:
         except (KeyError, TypeError) as error:
             raise self._damaged(f"expected other keys: {error}") from None
         numbers = [self.failed, self._size, *(asdict(self.mark) | {"run": 0}).values()]
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
             raise self._damaged("expected whole numbers")
+        if not isinstance(command, dict):
+            raise self._damaged(f"expected a command, got {command!r:.80}")
         for key, value in self._command.items():
-            if command[key] != value:
+            found = command.get(key)
+            if found != value:
                 raise ConfigError(
                     f"{self._name}: the results there are of another command: expected {key} "
-                    f"{command[key]!r}, got {value!r}; name another file"
+                    f"{found!r}, got {value!r}; name another file"
                 )
 
     def _save(self, mark: Mark, failed: int, size: int) -> None:

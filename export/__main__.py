@@ -171,12 +171,13 @@ def reread(
         list[Path],
         typer.Option(help="Records to learn from, as `convert` takes them; may be repeated."),
     ],
+    card: Annotated[Path | None, typer.Option(help="Markdown for the model card.")] = None,
 ) -> None:
     """Learn the reading of natural failures of a model anew."""
     with complain():
         from export import reread as rereading
 
-        rereading.reread(model, out, [read_examples(file) for file in natural])
+        rereading.reread(model, out, [read_examples(file) for file in natural], card=card)
         _report(out, HEAD)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from dcl.adapter import save_adapter
 from dcl.adapting import learn_natural
 from dcl.artifact import (
-    ADAPTER,
     CARD,
     CONFIG,
     ENCODER,
@@ -26,13 +25,17 @@ from dcl.trajectory import Example
 from export.convert import open_network
 
 
-def reread(model: Path, out: Path, natural: Sequence[Iterable[Example]]) -> Path:
+def reread(
+    model: Path, out: Path, natural: Sequence[Iterable[Example]], *, card: Path | None = None
+) -> Path:
     """Learn the reading of natural failures of an exported model anew; the rest stays as it is.
 
     Args:
         model: Folder of an exported model.
         out: Folder to write; an older model there is replaced.
         natural: Sets of runs of many systems whose decisive step is proved.
+        card: Markdown that becomes the model card; None leaves the model without one, as its own
+            has figures of the old reading.
 
     Returns:
         `out`, which `dcl.runtime.load` opens.
@@ -46,14 +49,16 @@ def reread(model: Path, out: Path, natural: Sequence[Iterable[Example]]) -> Path
     artifact = open_artifact(model)
     if HEAD not in artifact.manifest["files"]:
         raise ArtifactError(f"{model}: expected an exported model; run `python -m export convert`")
-    if ADAPTER in artifact.manifest["files"]:
+    if "fit" in artifact.manifest:
         raise ConfigError(f"{model}: this model is adapted by `dcl fit`; name the original one")
     fitted, report = learn_natural(open_network(artifact, model / HEAD, model / ENCODER), natural)
 
     def write_files(folder: Path) -> None:
-        for name in (*artifact.manifest["files"], CARD):
-            if name not in (CONFIG, NATURAL) and (model / name).is_file():
+        for name in artifact.manifest["files"]:
+            if name not in (CONFIG, NATURAL, CARD):
                 shutil.copy(model / name, folder / name)
+        if card is not None:
+            shutil.copy(card, folder / CARD)
         save_adapter(fitted.adapter, folder / NATURAL)
 
     kept = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files")}

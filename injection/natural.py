@@ -7,9 +7,9 @@ first on, and the earliest call whose correction makes the run right is its labe
 not labelled.
 
 How a scripted agent errs is known: it takes down something other than what it reasons from, plans
-other than the task says, or passes or refuses work wrongly. So the mode follows from what the call
-was for (`name_mode`). Of what goes on in a language model nothing is known, and its records have no
-mode.
+other than the task says, passes or refuses work wrongly, or ends the run early. So the mode follows
+from what the call was for (`name_mode`). Of what goes on in a language model nothing is known, and
+its records have no mode.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from injection.records import FAILED, GROUP, LOCATED, VERSION, Store, list_turns
 from injection.run import Group, RunConfig, settings_of, work_off
 from injection.scripted import SCRIPTED, Scripted
 from injection.session import Call, Model, Reply, Run, run_system
+from injection.surfing import FINISHED
 from injection.systems import find_system
 from injection.systems.experts import END
 from injection.tasks import Task
@@ -116,6 +117,8 @@ def name_mode(phase: str, text: str) -> ErrorMode:
         phase: What the call was for.
         text: What the agent said.
     """
+    if phase == "steer" and FINISHED in text:
+        return ErrorMode.FM_3_1
     if phase in _CHECKING or (phase == "discuss" and ("gree]" in text or END in text)):
         return ErrorMode.FM_3_3
     if phase in _PLANNING or (phase == "discuss" and PLAN_LINE.search(text)):

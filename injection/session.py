@@ -18,7 +18,9 @@ from typing import NamedTuple, Protocol
 from dcl.trajectory import Outcome, Trajectory, Turn, TurnKind
 
 TASK_MARK, TALK_MARK, TURN_MARK = "=== Task ===", "=== Conversation ===", "=== Your turn ==="
-OUTSIDE = frozenset({"user", "Tool", "system", "Computer_terminal"})
+OUTSIDE = frozenset(
+    {"user", "human", "system", "Tool", "Browser", "Files", "Computer_terminal", "ComputerTerminal"}
+)
 """Names in a conversation that are no agents: words of a user or a framework, results of tools."""
 
 _SPEAKER = re.compile(r"^--- (.+) ---$", re.MULTILINE)

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 Draw = Callable[..., float]
 """A number from 0 to 1 that some words decide."""
 
+FINISHED = "Nothing is left to do."
+"""What the orchestrator says in place of an instruction where it ends the run."""
 _LAPSE = 0.1
 """Share of calls in which an agent who does not know the task errs; the same for all agents."""
 _PATIENCE = 8  # ledgers about one fact, after which the orchestrator sees a loop
 _STEP = re.compile(r"^(\d+)\. (?:Find|Compute) (?:the )?(.+?)\.?$", re.MULTILINE)
 _KNOWN = re.compile(r"\(the ([^()]+?) is ([^()]+?)\)")
-_STATED = re.compile(r"\bthe ([^:,.]+?) is ([\w -]+)\.")
+_STATED = re.compile(r"\bthe ((?:[^:,.\n]|\.(?=\w))+?) is ([\w -]+)\.(?!\w)")
 _QUOTED = re.compile(r"'([^']+)'")
 _ASKED = re.compile(
     r"(?:What is|tell me|read off|is given for) the (.+?)(?: according to|\?|\.$| here)"
@@ -230,14 +232,15 @@ def _steer(model: Scripted, agent: str, brief: Brief) -> str:
     if errs and not done:
         worker, order = _misdirect(worker, order, fact, draw)
     held = "; ".join(f"(the {name} is {found})" for name, found in known.items())
-    need = "Nothing is left to do." if done else _say(_NEED, draw, fact)
+    need = FINISHED if done else _say(_NEED, draw, fact)
+    why = FINISHED if done else _say(_WHY[worker], draw)
     word = _HELD if done else _SO_FAR if held else _EMPTY
     entries: dict[str, tuple[str, object]] = {
         "is_request_satisfied": (_say(word, draw, held), done),
         "is_in_loop": (_say(_LOOP if loops else _NO_LOOP, draw), loops),
         "is_progress_being_made": (_say(_STUCK if loops else _PROGRESS, draw), not loops),
-        "next_speaker": (_say(_WHY.get(worker, _EMPTY), draw), worker or SURFER),
-        "instruction_or_question": (need, order or "Nothing is left to do."),
+        "next_speaker": (why, worker or SURFER),
+        "instruction_or_question": (need, order or FINISHED),
     }
     ledger = {key: {"reason": why, "answer": answer} for key, (why, answer) in entries.items()}
     return json.dumps(ledger, indent=2)

@@ -226,14 +226,6 @@ def files() -> dict[str, str]:
 
 
 @lru_cache(maxsize=4096)
-def look_up(expression: str) -> str | None:
-    """The value of a fact; None if there is no such thing."""
-    attribute, name, file = split_fact(expression)
-    if file:
-        return read(files().get(file, ""), attribute, name)
-    return facts().get(name, {}).get(attribute)
-
-
 def split_fact(expression: str) -> tuple[str, str, str]:
     """Attribute, name and file of a fact; empty where it has none."""
     about, _, file = expression.partition(" in the file ")

@@ -18,6 +18,7 @@ from dcl import __version__, bulk
 from dcl.bulk import Logs, Mark
 from dcl.commands.options import (
     BASE,
+    Backend,
     Engine,
     Format,
     Injected,
@@ -93,8 +94,7 @@ def attribute(
     with ExitStack() as stack:
         if resume:
             command = {
-                **_identify(files, format, model, injected),
-                "backend": "any" if backend is None else backend.value,
+                **_identify(files, format, model, injected, backend),
                 **view,
                 "fail_on": fail_on or [],
             }
@@ -150,16 +150,22 @@ def _resumable(out: Path | None, output: Output | None) -> Path:
 
 
 def _identify(
-    files: Sequence[str | TraceError], format: str, model: Path | None, injected: bool
+    files: Sequence[str | TraceError],
+    format: str,
+    model: Path | None,
+    injected: bool,
+    backend: Backend | None,
 ) -> dict[str, str]:
     """What results depend on besides the options that shape them."""
     from dcl.artifact import read_manifest
+    from dcl.engines import choose_engine
 
     names = [str(file) for file in files]
     manifest = read_manifest(model or BASE)
     return {
         "dcl": __version__,
         "model": f"sha256 {_digest(manifest)}",
+        "backend": choose_engine(manifest, None if backend is None else backend.engine),
         "reading": "injected" if injected else "natural",
         "files": f"{len(names)}, sha256 {_digest(names)}",
         "format": format,

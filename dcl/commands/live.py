@@ -188,8 +188,19 @@ def serve(
         rules=AlarmRules(confirm=confirm),
         thresholds=learned,
     )
-    app = create_app(load, settings)
-    uvicorn.run(app, host=host, port=port, access_log=False, server_header=False)
+    failures: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    app = create_app(load, settings, fail=fail)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host=host, port=port, access_log=False, server_header=False)
+    )
+    server.run()
+    if failures:
+        raise failures[0]
 
 
 def register(app: typer.Typer) -> None:

@@ -73,7 +73,7 @@ class Journal:
         self._file = FileIO(file, "r+" if file.exists() else "w+")
         self._cut()
         for old in (*self.folder.glob("journal-*.jsonl"), *self.folder.glob(f".{_SNAPSHOT}.*")):
-            if old != file:
+            if old != file and old.is_file():
                 old.unlink()
         return open_runs, arrived
 
@@ -107,7 +107,7 @@ class Journal:
             rows: All that is to be kept, JSON values; taken one at a time.
 
         Raises:
-            OSError: If it cannot be written; the journal then goes on as it was.
+            OSError: If it cannot be written; rows are kept all the same.
         """
         following = self._path(self._number + 1)
         with whole(self.folder / _SNAPSHOT) as written:
@@ -118,10 +118,12 @@ class Journal:
                 stream.flush()
                 os.fsync(stream.fileno())
             fresh = FileIO(following, "w+")
-        sync_folder(self.folder)
-        self._journal().close()
-        self._path(self._number).unlink(missing_ok=True)
+        old, before = self._journal(), self._path(self._number)
+        # The snapshot names the new journal: from here on, whatever fails, rows belong there.
         self._file, self._number, self.nbytes = fresh, self._number + 1, 0
+        old.close()
+        sync_folder(self.folder)
+        before.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the folder."""

@@ -137,9 +137,15 @@ class Server:
         settings: How much it takes on.
     """
 
-    def __init__(self, load: Callable[[], Attributor], settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Attributor],
+        settings: ServerSettings,
+        fail: Callable[[BaseException], None] | None = None,
+    ) -> None:
         self.settings = settings
         self._load = load
+        self._fail = fail
         self._events: deque[tuple[int, Event]] = deque(maxlen=settings.events)
         self._told = 0
         self.monitor: AsyncMonitor | None = None
@@ -150,15 +156,23 @@ class Server:
     async def run(self, app: FastAPI) -> AsyncIterator[None]:
         """Load the model and bring back the sessions; at the end judge what waits."""
         opening = asyncio.create_task(self._open())
+        opening.add_done_callback(self._tell_failure)
         try:
             yield
         finally:
-            with suppress(asyncio.CancelledError):
-                await opening
+            await asyncio.wait([opening])
             if self.monitor is not None:
                 await self.monitor.close()
             if self.batcher is not None:
                 await asyncio.to_thread(self.batcher.close)
+
+    def _tell_failure(self, opening: asyncio.Task[None]) -> None:
+        """Say why it will never be ready."""
+        error = None if opening.cancelled() else opening.exception()
+        if error is not None:
+            _LOG.error("not ready, and will not be: %s", error)
+            if self._fail is not None:
+                self._fail(error)
 
     async def _open(self) -> None:
         """Get ready, then keep events as they are told."""
@@ -275,14 +289,21 @@ Threshold = Annotated[
 TopK = Annotated[int | None, Query(ge=1, le=1000, description="Declare the likeliest faults")]
 
 
-def create_app(load: Callable[[], Attributor], settings: ServerSettings | None = None) -> FastAPI:
+def create_app(
+    load: Callable[[], Attributor],
+    settings: ServerSettings | None = None,
+    *,
+    fail: Callable[[BaseException], None] | None = None,
+) -> FastAPI:
     """The application.
 
     Args:
         load: Gives the model; called in a thread when the application starts.
         settings: How much it takes on.
+        fail: Called where the model or the state cannot be opened, so that it will never be ready;
+            None goes on answering that it is not.
     """
-    server = Server(load, settings or ServerSettings())
+    server = Server(load, settings or ServerSettings(), fail)
     app = FastAPI(
         title="dcl",
         version=__version__,

@@ -722,5 +722,5 @@ def test_a_model_runs_on_the_backend_that_was_named() -> None:
 
     assert run("--backend", "onnxruntime").exit_code == 0
     refused = run("--backend", "openvino")
-    assert (refused.exit_code, "checked on openvino" in refused.stderr) == (4, True)
+    assert (refused.exit_code, "backend openvino: expected a model" in refused.stderr) == (4, True)
     assert "'onnxruntime', 'openvino'" in run("--backend", "torch").stderr

@@ -51,3 +51,10 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it() -> None:
         import nosuch.part  # type: ignore[import-not-found]  # noqa: F401
     with pytest.raises(ModuleNotFoundError), needing("x", "doing"):
         import dcl.nosuch  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_a_name_as_long_as_a_file_system_takes_is_fine(tmp_path: Path) -> None:
+    file = tmp_path / ("ü" * 127)
+    with whole(file) as part:
+        part.write_text("new")
+    assert list(tmp_path.iterdir()) == [file]

@@ -73,7 +73,24 @@ def test_results_of_another_command_are_refused_and_left_alone(
     file = tmp_path / "whole.jsonl"
     with pytest.raises(ConfigError, match="expected top_k None, got 3; name another file"):
         Results(file, {**COMMAND, "top_k": 3})
+    with pytest.raises(ConfigError, match="expected backend None, got 'onnxruntime'"):
+        Results(file, {**COMMAND, "backend": "onnxruntime"})  # an older version knew of none
     assert file.read_bytes() == whole
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    (tmp_path / ".out.jsonl.progress.0a1b2c3d.part").touch()
+    fill(file, LINES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.progress"]
+
+
+def test_a_name_that_is_too_long_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    fill(tmp_path / ("a" * 246), LINES)
+    (tmp_path / "only").mkdir()
+    with pytest.raises(ConfigError, match="File name too long"):
+        Results(tmp_path / "only" / ("a" * 250), COMMAND)
+    assert not list((tmp_path / "only").iterdir())
 
 
 def test_two_processes_cannot_write_one_file(tmp_path: Path) -> None:
@@ -93,6 +110,8 @@ def damage(saved: dict[str, Any], **keys: Any) -> str:
         ({"schema": "dcl.progress/9"}, "expected the schema dcl.progress/1"),
         ({"mark": {"entry": 1, "colour": 2}}, "expected other keys"),
         ({"mark": None}, "expected other keys"),
+        ({"command": []}, "expected a command"),
+        ({"command": {"model": "m"}, "failed": 1 << 70}, "expected whole numbers"),
         ({"bytes": -1}, "expected whole numbers"),
         ({"failed": "many"}, "expected whole numbers"),
         ({"bytes": 10_000}, "speaks of 10000 bytes of results, there are 48"),

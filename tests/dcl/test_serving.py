@@ -488,3 +488,13 @@ def test_serving_without_its_extra_says_what_to_install(monkeypatch: pytest.Monk
     result = CliRunner().invoke(cli.app, ["serve"])
     assert result.exit_code == 2
     assert 'pip install "dcl-attribution[serve]"' in result.stderr
+
+
+def test_a_server_that_cannot_get_ready_says_why_and_ends(tmp_path: Path) -> None:
+    words = ["serve", "--port", "0", "--model", str(tmp_path / "nowhere")]
+    done = subprocess.run(
+        [sys.executable, "-m", "dcl.cli", *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 4
+    assert f"error: {tmp_path / 'nowhere'}" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -109,6 +109,8 @@ def test_experts_read_what_the_terminal_printed() -> None:
         ("solve", "Step 1: 2 * 3 = 7", ErrorMode.FM_2_6),
         ("discuss", "My plan:\n1. Work out 2 * 3.", ErrorMode.FM_1_1),
         ("discuss", "```python\nprint(2 * 4)\n```", ErrorMode.FM_2_6),
+        ("steer", '{"answer": "Nothing is left to do."}', ErrorMode.FM_3_1),
+        ("steer", "Please scroll down.", ErrorMode.FM_2_6),
         ("discuss", "[Agree] I went through it.\nAnswer: 7", ErrorMode.FM_3_3),
     ],
 )

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from worlds import Parrot
 
-from injection import web
+from injection import surfing, web
 from injection.anatomy import compute
 from injection.checkers import check
 from injection.english import fill
@@ -18,6 +19,14 @@ from injection.tasks import Task, own_tasks
 
 ABLE = Scripted(1, skill=1.0, slip=0.0, care=1.0)
 MUSEUM = "Oskerby Museum of Maps"
+
+
+def look_up(expression: str) -> str | None:
+    """The value of a fact; None if there is no such thing."""
+    attribute, name, file = web.split_fact(expression)
+    if file:
+        return web.read(web.files()[file], attribute, name)
+    return web.facts().get(name, {}).get(attribute)
 
 
 def tasks() -> list[Task]:
@@ -33,7 +42,7 @@ def test_every_question_leads_to_its_answer_through_facts() -> None:
         values: list[str] = []
         for step in web.plan_lookups(task.question):
             fact = fill(step, values)
-            values.append(web.look_up(fact) or compute(fact) or "")
+            values.append(look_up(fact) or compute(fact) or "")
         assert len(values) > 2
         assert values[-1] == task.answer
 
@@ -42,9 +51,11 @@ def test_every_fact_stands_on_a_page_about_its_thing_and_on_no_result_of_a_searc
     for name, row in web.facts().items():
         text = "\n".join(web.pages()[f"{name} - Lorepedia"].lines)
         assert {attribute: web.read(text, attribute) for attribute in row} == row
-        assert web.search(name).lines[0].startswith("About ")
+        results = web.search(name).lines
+        assert results[0].startswith("About ")
+        assert {web.read("\n".join(results), attribute) for attribute in row} == {None}
         assert name in web.links(web.search(name).lines[0])[0]
-    assert web.look_up("mayor of Nowhere") is None
+    assert look_up("mayor of Nowhere") is None
     assert web.plan_lookups("What is the mayor of Nowhere?") == ()
 
 
@@ -137,3 +148,23 @@ def test_a_system_with_tasks_of_its_own_works_on_these_after_all_others(
     assert [g.number for g in groups] == list(range(14))
     assert [g.system for g in groups] == ["manager"] * 12 + ["web_team"] * 2
     assert {g.task.id for g in groups if g.system == "web_team"} == {"web-1", "web-2"}
+
+
+def test_what_is_said_of_a_file_reaches_the_orchestrator() -> None:
+    known: list[tuple[str, str]] = []
+    for run in runs():
+        for before, event in pairwise(run.events):
+            stated = surfing._STATED.search(before.content)
+            if before.agent == "FileSurfer" and stated and "satisfied" in event.content:
+                known.append((f"(the {stated[1]} is {stated[2]})", event.content))
+    assert known
+    assert all(fact in ledger for fact, ledger in known)
+
+
+def test_a_ledger_that_ends_the_run_says_so_alone() -> None:
+    for run in runs():
+        for event in run.events:
+            if '"is_request_satisfied"' in event.content:
+                ledger = json.loads(event.content.partition("\n")[2])
+                ends = ledger["is_request_satisfied"]["answer"]
+                assert (ledger["next_speaker"]["reason"] == surfing.FINISHED) is ends

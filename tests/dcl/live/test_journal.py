@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,3 +188,21 @@ def test_a_journal_of_something_else_is_refused(attributor: Attributor, tmp_path
     with pytest.raises(ConfigError, match="expected a state of dcl"):
         durable.recover()
     durable.close()
+
+
+def test_no_row_is_lost_where_the_folder_cannot_be_put_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, "bad disk")
+
+    journal = Journal(tmp_path / "state")
+    journal.recover()
+    journal.append(ROWS[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr("dcl.live.journal.sync_folder", fail)
+        with pytest.raises(OSError, match="bad disk"):
+            journal.compact(ROWS[:1])
+    journal.append(ROWS[1:])
+    journal.close()
+    assert read(tmp_path / "state") == (ROWS[:1], ROWS[1:])
