@@ -172,7 +172,11 @@ def select_examples(config: DataConfig) -> Iterator[tuple[Split, Example, bool]]
     """Labelled examples with their split, and whether they are extra; the rest is left out.
 
     A run that is known to have succeeded and that nobody labelled has no fault.
+
+    Raises:
+        ConfigError: If a framework is to be left out that no run comes from.
     """
+    there: set[str] = set()
     for paths in (config.train, config.held_out, config.extra):
         for path in paths:
             examples = read_examples(Path(path).expanduser())
@@ -180,14 +184,22 @@ def select_examples(config: DataConfig) -> Iterator[tuple[Split, Example, bool]]
                 split = split_of(
                     group_of(example), valid=config.valid_share, test=config.test_share
                 )
-                if paths is not config.extra and is_left_out(example, config):
-                    split = "left_out"
+                if paths is not config.extra:
+                    there.add(str(example.trajectory.metadata.get("framework")))
+                    if is_left_out(example, config):
+                        split = "left_out"
                 if example.faults is None and example.trajectory.outcome == "success":
                     example = replace(example, faults=())
                 if example.faults is not None and (
                     paths is not config.held_out or split != "train"
                 ):
                     yield split, example, paths is config.extra
+    for name in config.left_out:
+        if name not in there:
+            raise ConfigError(
+                f"data.left_out: expected frameworks out of {', '.join(sorted(there))}, "
+                f"got {name!r}"
+            )
 
 
 def is_left_out(example: Example, config: DataConfig) -> bool:

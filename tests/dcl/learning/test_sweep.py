@@ -281,6 +281,12 @@ def test_a_left_out_framework_is_scored_apart(ground: Path, tmp_path: Path) -> N
     assert sweep.report()
 
 
+def test_a_framework_that_no_run_comes_from_is_refused(ground: Path, tmp_path: Path) -> None:
+    file = write_sweep(ground, "none", grid={"data.left_out": [["a", "c"]]}, seeds=[1])
+    with pytest.raises(ConfigError, match=r"left_out: expected frameworks out of a, b, got 'c'"):
+        Sweep(file, tmp_path / "out").run(Console(quiet=True))
+
+
 SEARCH = {
     "trials": 3,
     "sampler": "random",
