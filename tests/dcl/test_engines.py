@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -160,9 +161,15 @@ BOTH = {"engines": ["onnxruntime", "openvino"]}
 def test_openvino_is_taken_where_it_is_quicker(
     manifest: dict[str, Any], flags: str, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "find_spec", lambda name: ModuleSpec(name, None, origin=name))
     monkeypatch.setattr(Path, "read_text", lambda self: f"flags\t\t: {flags}\n")
     assert choose_engine(manifest) == chosen
+
+
+def test_an_empty_folder_of_that_name_is_no_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(Path, "read_text", lambda self: "flags : avx2 avx_vnni")
+    assert choose_engine(BOTH) == "onnxruntime"
 
 
 def test_a_system_that_tells_nothing_of_its_processor_takes_onnxruntime(
@@ -171,7 +178,7 @@ def test_a_system_that_tells_nothing_of_its_processor_takes_onnxruntime(
     def refuse(self: Path) -> str:
         raise FileNotFoundError(self)
 
-    monkeypatch.setattr(module, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "find_spec", lambda name: ModuleSpec(name, None, origin=name))
     monkeypatch.setattr(Path, "read_text", refuse)
     assert choose_engine(BOTH) == "onnxruntime"
 
