@@ -13,6 +13,7 @@ import glob
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
@@ -55,13 +56,16 @@ class Results:
             self._file = FileIO(target, "a+")
         except OSError as error:
             raise ConfigError(f"{self._name}: cannot write there: {error.strerror}") from None
+        is_ours = False
         try:
             claim(self._file, f"{self._name}: another process writes there")
+            is_ours = fresh and not os.fstat(self._file.fileno()).st_size
             self._recover()
         except BaseException:
+            if is_ours:  # refused before anything was written: leave nothing, while it is claimed
+                with suppress(OSError):  # Windows removes no file that is open
+                    target.unlink()
             self._file.close()
-            if fresh:
-                target.unlink(missing_ok=True)
             raise
 
     def __enter__(self) -> Results:
