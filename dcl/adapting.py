@@ -434,7 +434,7 @@ def write_adapted(
         if known:
             save_index(build_index(attributor, known), folder / INDEX)
 
-    notes = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files", "fit")}
+    notes = {k: v for k, v in artifact.notes.items() if k != "fit"}
     write_artifact(
         out,
         write_files,

@@ -101,6 +101,11 @@ class Artifact:
     model: Mapping[str, Any]
     manifest: Mapping[str, Any]
 
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What its maker noted in the manifest, as `write_artifact` takes it."""
+        return {k: v for k, v in self.manifest.items() if k not in ("format", "files")}
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderSource:

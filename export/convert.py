@@ -443,11 +443,29 @@ def open_network(
     return Attributor(load_bagger(artifact), scorer, artifact.calibration)
 
 
+def open_exported(model: Path, out: Path) -> Artifact:
+    """Open an exported model that is to be written anew somewhere else.
+
+    Args:
+        model: Its folder.
+        out: Where the new one goes.
+
+    Raises:
+        ArtifactError: If `model` is missing, damaged, or not exported.
+        ConfigError: If `out` is the same folder, or holds something that is no model.
+    """
+    if out.resolve() == model.resolve() or not is_free(out):
+        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
+    artifact = open_artifact(model)
+    if HEAD not in artifact.manifest["files"]:
+        raise ArtifactError(f"{model}: expected an exported model; run `python -m export convert`")
+    return artifact
+
+
 def describe_export(artifact: Artifact, parity: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of the manifest: those of the trained model, what made the graph, and the gates."""
-    kept = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files")}
     return {
-        **kept,
+        **artifact.notes,
         "onnx": onnx.__version__,
         "onnxruntime": ort.__version__,
         "weights": hash_file(artifact.path / WEIGHTS),

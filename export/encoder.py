@@ -32,13 +32,20 @@ from onnxscript.rewriter.ort_fusions.mha import fuse_mha1, fuse_mha2
 from onnxscript.rewriter.ort_fusions.mha_bias import fuse_mha_bias
 from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
 from onnxscript.rewriter.rules.common import gemm_to_matmul_add_rule
-from torch import Tensor, nn
+from torch import Tensor
 
 import dcl
 from dcl.artifact import ENCODER, TOKENIZER, EncoderSource, Window, write_artifact
 from dcl.engines import ENGINES, EngineName, open_session
 from dcl.errors import ConfigError, ParityError
-from dcl.learning.turn_encoder import Source, TurnEncoder, check_window, find_source, load_source
+from dcl.learning.turn_encoder import (
+    Source,
+    TurnEncoder,
+    check_window,
+    find_source,
+    keep_layers,
+    load_source,
+)
 from dcl.runtime import Encoder, load_bagger
 from dcl.taxonomy import MODES
 from export.graph import silence, to_onnx
@@ -145,26 +152,6 @@ def export_encoder(
 
         notes = {**describe(found, model, parity), "engines": engines}
         return write_artifact(out, write_files, window=place.window, notes=notes)
-
-
-def keep_layers(model: TurnEncoder, layers: Sequence[int]) -> None:
-    """Drop all transformer layers but some.
-
-    Args:
-        model: Changed in place.
-        layers: Positions of those that stay, ascending.
-
-    Raises:
-        ConfigError: If there is no such layer, or they are not ascending.
-    """
-    stack = getattr(getattr(model.m, "encoder", None), "layer", ())
-    if not layers or sorted({*layers} & {*range(len(stack))}) != list(layers):
-        raise ConfigError(
-            f"--layers: expected ascending positions from 0 to {len(stack) - 1}, "
-            f"got {','.join(map(str, layers))}"
-        )
-    model.m.encoder.layer = nn.ModuleList([stack[i] for i in layers])
-    model.m.config.num_hidden_layers = len(layers)
 
 
 def trace(model: TurnEncoder, file: Path) -> None:

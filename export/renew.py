@@ -15,16 +15,14 @@ from dcl.artifact import (
     HEAD,
     TOKENIZER,
     hash_file,
-    is_free,
-    open_artifact,
     read_manifest,
     write_artifact,
 )
 from dcl.engines import EngineName
-from dcl.errors import ArtifactError, ConfigError
+from dcl.errors import ConfigError
 from dcl.runtime import Encoder
 from dcl.trajectory import Example
-from export.convert import check_pairs, choose_examples, find_split
+from export.convert import check_pairs, choose_examples, find_split, open_exported
 from export.encoder import FP32, MAKERS, export_encoder
 from export.qdq import draw_turns
 
@@ -62,11 +60,7 @@ def renew(
             kind of question are missing.
         ParityError: If a gate fails; nothing is written.
     """
-    if out.resolve() == model.resolve() or not is_free(out):
-        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
-    artifact = open_artifact(model)
-    if HEAD not in artifact.manifest["files"]:
-        raise ArtifactError(f"{model}: expected an exported model; run `python -m export convert`")
+    artifact = open_exported(model, out)
     training = json.loads((model / CONFIG).read_bytes())["training"]
     examples = list(examples)
     chosen = choose_examples(examples, training)
@@ -97,9 +91,8 @@ def renew(
                 if name != CONFIG and (model / name).is_file():
                     shutil.copy((encoder if name == ENCODER else model) / name, folder / name)
 
-        kept = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files")}
         parity = {
-            **kept.get("parity", {}),
+            **artifact.notes.get("parity", {}),
             **{f"encoder_{name}": found for name, found in manifest["parity"].items()},
             "int8": scores,
         }
@@ -112,7 +105,7 @@ def renew(
             model=artifact.model,
             training=training,
             notes={
-                **kept,
+                **artifact.notes,
                 **{name: manifest[name] for name in MAKERS if name in manifest},
                 "engines": manifest["engines"],
                 "scores": {"valid": {"pair": scores["pair_f1_int8"]}},

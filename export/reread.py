@@ -10,19 +10,10 @@ from pathlib import Path
 
 from dcl.adapter import save_adapter
 from dcl.adapting import learn_natural
-from dcl.artifact import (
-    CARD,
-    CONFIG,
-    ENCODER,
-    HEAD,
-    NATURAL,
-    is_free,
-    open_artifact,
-    write_artifact,
-)
-from dcl.errors import ArtifactError, ConfigError
+from dcl.artifact import CARD, CONFIG, ENCODER, HEAD, NATURAL, write_artifact
+from dcl.errors import ConfigError
 from dcl.trajectory import Example
-from export.convert import open_network
+from export.convert import open_exported, open_network
 
 
 def reread(
@@ -44,11 +35,7 @@ def reread(
         ArtifactError: If `model` is missing, damaged, or not exported.
         ConfigError: If it is adapted by `dcl fit`, `out` is taken, or there are too few systems.
     """
-    if out.resolve() == model.resolve() or not is_free(out):
-        raise ConfigError(f"{out}: expected a new or empty folder, or an older model, to write to")
-    artifact = open_artifact(model)
-    if HEAD not in artifact.manifest["files"]:
-        raise ArtifactError(f"{model}: expected an exported model; run `python -m export convert`")
+    artifact = open_exported(model, out)
     if "fit" in artifact.manifest:
         raise ConfigError(f"{model}: this model is adapted by `dcl fit`; name the original one")
     fitted, report = learn_natural(open_network(artifact, model / HEAD, model / ENCODER), natural)
@@ -61,7 +48,6 @@ def reread(
             shutil.copy(card, folder / CARD)
         save_adapter(fitted.adapter, folder / NATURAL)
 
-    kept = {k: v for k, v in artifact.manifest.items() if k not in ("format", "files")}
     return write_artifact(
         out,
         write_files,
@@ -70,5 +56,5 @@ def reread(
         natural=fitted.calibration,
         model=artifact.model,
         training=json.loads((model / CONFIG).read_bytes())["training"],
-        notes={**kept, "natural": asdict(report)},
+        notes={**artifact.notes, "natural": asdict(report)},
     )

@@ -157,8 +157,12 @@ class TuneConfig(TrainConfig):
     """Tokens read from the start of a long turn; > 0."""
     tail: int = 32
     """Tokens read from its end; >= 0. Export the encoder with the same two."""
+    depth: int = 0
+    """Layers of the encoder that are kept, from the bottom; 0 for all."""
     layers: int = 2
-    """Layers of the encoder that are trained, from the top; the rest and the embeddings stay."""
+    """Layers of these that are trained, from the top; the rest and the embeddings stay."""
+    warm_up: int = 0
+    """Epochs of the network alone, on vectors of the untrained encoder, before both are trained."""
     encoder_rate: float = 5e-5
     """Peak rate of the uppermost layer; > 0. `learning_rate` is that of the network."""
     layer_decay: float = 0.8
@@ -184,6 +188,9 @@ class TuneConfig(TrainConfig):
         for name in ("layers", "encoder_rate", "tokens", "save_every"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        for name in ("depth", "warm_up"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: expected at least 0, got {getattr(self, name)}")
         if not 0 < self.layer_decay <= 1:
             raise ConfigError(f"layer_decay: expected above 0 to 1, got {self.layer_decay}")
         if self.model.members != 1:

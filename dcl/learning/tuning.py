@@ -10,7 +10,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -29,10 +29,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dcl.artifact import TOKENIZER, EncoderSource, new_folder
 from dcl.artifact import Window as EncoderWindow
+from dcl.calibration import best_threshold
 from dcl.features import DEVIATION_FEATURES, describe_vectors
 from dcl.learning.activations import ActivationCache, Read, TorchEncoder, Window
 from dcl.learning.config import TuneConfig, read_tune_config
 from dcl.learning.data import Batch, Item, VectorCache
+from dcl.learning.inference import score_items
+from dcl.learning.model import Network
 from dcl.learning.module import AttributionModule, group_decay
 from dcl.learning.preparation import (
     check_width,
@@ -48,6 +51,7 @@ from dcl.learning.training import (
     claim_workplace,
     close_agents,
     describe_run,
+    fit_network,
     judge,
     main_set,
     make_trainer,
@@ -55,7 +59,13 @@ from dcl.learning.training import (
     repeat_extra,
     standardise,
 )
-from dcl.learning.turn_encoder import Source, check_window, find_source, load_source
+from dcl.learning.turn_encoder import (
+    Source,
+    check_window,
+    find_source,
+    keep_layers,
+    load_source,
+)
 from dcl.runtime import count_cores, load_bagger
 from dcl.splits import Split
 
@@ -189,7 +199,7 @@ def tune(config: TuneConfig) -> Path:
     out = Path(config.out).expanduser()
     found = find_source(config.encoder)
     encoder = load_encoder(config, found)
-    digest = digest_of(found)
+    digest = digest_of(found, config.depth)
     work = claim_workplace(out, config, digest, may_replace=is_tuned)
     items, read, intent = prepare_tokens(config, found, encoder, digest, work)
     config = close_agents(config, items)
@@ -216,11 +226,10 @@ def load_encoder(config: TuneConfig, found: Source) -> SplitEncoder:
     Raises:
         ConfigError: If it cannot be loaded, cut there, or does not fit the window or the network.
     """
-    encoder = SplitEncoder(
-        load_source(found, longest=check_window(config.head, config.tail)),
-        config.layers,
-        dropout=config.encoder_dropout,
-    )
+    whole = load_source(found, longest=check_window(config.head, config.tail))
+    if config.depth:
+        keep_layers(whole, range(config.depth))
+    encoder = SplitEncoder(whole, config.layers, dropout=config.encoder_dropout)
     check_width(config, encoder.width)
     return encoder.to(fastest_device())
 
@@ -245,10 +254,17 @@ def use_bf16(precision: str, device: torch.device) -> bool:
     return device.type == "cpu" and bool(known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
-def digest_of(source: Source) -> str:
-    """sha256 of all that decides what the untrained encoder makes of a window."""
+def digest_of(source: Source, depth: int = 0) -> str:
+    """sha256 of all that decides what the untrained encoder makes of a window.
+
+    Args:
+        source: Its files are read.
+        depth: Layers of it that are kept; 0 for all.
+    """
     files = [source.folder / "modules.json", *sorted(source.folder.rglob("config.json"))]
     parts = [*sorted(source.weights.items()), *((f.name, f.read_text()) for f in files)]
+    if depth:
+        parts.append(("depth", str(depth)))
     return sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -330,7 +346,12 @@ def fit_encoder(
     )
     module = TuningModule(config, config.epochs * len(train), encoder)
     standardise(module.model, items["train"])
-    if intent is not None:
+    if config.warm_up:
+        alone = replace(config, epochs=config.warm_up)
+        warm = fit_network(alone, items, work / "warm-up", intent, quiet=quiet)
+        module.model.load_state_dict(warm.state_dict())
+        module.epochs.append({"epoch": 0, "valid_pair_f1": score_pairs(warm, items["valid"])})
+    elif intent is not None:
         place_prototypes(module.model, torch.from_numpy(intent))
     often = StepCheckpoint(
         work,
@@ -356,6 +377,19 @@ def fit_encoder(
     module.load_state_dict(chosen["state_dict"])
     encoder.bf16 = False
     return module.cpu().eval()
+
+
+def score_pairs(network: Network, items: Sequence[Item]) -> float:
+    """Pair micro-F1 at the best threshold, 0 to 1, on the vectors that the items hold.
+
+    Args:
+        network: Scored as it is.
+        items: Those with labelled modes count, of the main set alone.
+    """
+    usable = [item for item in main_set(items) if item.targets.known]
+    logits = [one.pair.ravel() for one in score_items(network, usable)]
+    labels = [item.targets.pair.ravel() for item in usable]
+    return best_threshold(np.concatenate(logits), np.concatenate(labels))[1]
 
 
 def refresh(items: Mapping[Split, Sequence[Item]], encoder: TorchEncoder) -> None:

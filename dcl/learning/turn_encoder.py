@@ -6,7 +6,7 @@ Letters: `B` turns, `L` tokens, `E` width of a vector.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -198,6 +198,26 @@ def load_source(source: Source, *, longest: int) -> TurnEncoder:
             f"window: expected head + tail <= {limit - 2} for {source.name}, got {longest - 2}"
         )
     return encoder
+
+
+def keep_layers(model: TurnEncoder, layers: Sequence[int]) -> None:
+    """Drop all transformer layers but some.
+
+    Args:
+        model: Changed in place.
+        layers: Positions of those that stay, ascending.
+
+    Raises:
+        ConfigError: If there is no such layer, or they are not ascending.
+    """
+    stack = getattr(getattr(model.m, "encoder", None), "layer", ())
+    if not layers or sorted({*layers} & {*range(len(stack))}) != list(layers):
+        raise ConfigError(
+            f"layers: expected ascending positions from 0 to {len(stack) - 1}, "
+            f"got {','.join(map(str, layers))}"
+        )
+    model.m.encoder.layer = nn.ModuleList([stack[i] for i in layers])
+    model.m.config.num_hidden_layers = len(layers)
 
 
 @contextmanager

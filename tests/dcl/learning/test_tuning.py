@@ -136,6 +136,36 @@ def tuned(ground: Path) -> Path:
     return tune(make_config(ground, ground / "models" / "tuned"))
 
 
+def test_a_shallower_encoder_is_the_lower_layers_of_its_source(
+    ground: Path, tmp_path: Path
+) -> None:
+    config = make_config(ground, tmp_path / "out", depth=2, layers=1)
+    encoder = load_encoder(config, find_source(config.encoder))
+    whole = load_encoder(replace(config, depth=0, layers=3), find_source(config.encoder))
+    assert (encoder.first, len(encoder.encoder.m.encoder.layer)) == (1, 2)
+    for kept, own in zip(encoder.encoder.m.encoder.layer, whole.upper[:2], strict=True):
+        torch.testing.assert_close(kept.state_dict(), own.state_dict())
+    found = find_source(config.encoder)
+    assert len({tuning.digest_of(found, depth) for depth in (0, 1, 2)}) == 3
+
+
+def test_more_layers_than_there_are_cannot_be_kept(ground: Path, tmp_path: Path) -> None:
+    config = make_config(ground, tmp_path / "out", depth=4)
+    with pytest.raises(ConfigError, match="layers: expected ascending positions from 0 to 2"):
+        load_encoder(config, find_source(config.encoder))
+
+
+def test_a_warm_up_leaves_the_encoder_alone_and_is_scored_first(
+    ground: Path, tmp_path: Path
+) -> None:
+    config = make_config(ground, tmp_path / "out", depth=2, layers=1, warm_up=2, epochs=1)
+    record = json.loads((tune(config) / RECORD).read_text())
+    assert [row["epoch"] for row in record["epochs"]] == [0, 1]
+    still = replace(config, out=str(tmp_path / "still"), encoder_rate=1e-12, learning_rate=1e-12)
+    warm = json.loads((tune(still) / RECORD).read_text())["epochs"]
+    assert warm[1]["valid_pair_f1"] == pytest.approx(warm[0]["valid_pair_f1"])
+
+
 def test_tuning_writes_an_encoder_and_clears_up(ground: Path, tuned: Path) -> None:
     assert {file.name for file in tuned.parent.iterdir()} == {"tuned"}
     record = json.loads((tuned / RECORD).read_text())
