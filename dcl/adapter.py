@@ -32,11 +32,12 @@ _NEIGHBOURS = (
     "loop_next", "check_next", "numbers_new_next", "departure_next", "taken_up",
     "departure_next_of_others", "taken_up_by_others",
 )  # fmt: skip
+_PATH = "on_path"
 _NETWORK = (
     "net_step", "net_agent", "net_pair", "net_attention", "net_attention_mean", "wide_best",
     "wide_sum",
 )  # fmt: skip
-COLUMNS: tuple[str, ...] = (*FEATURES, *_STRUCTURE, *_NEIGHBOURS, *_NETWORK)
+COLUMNS: tuple[str, ...] = (*FEATURES, *_STRUCTURE, *_NEIGHBOURS, _PATH, *_NETWORK)
 """Names of the columns of `describe_turns`."""
 
 _LAYOUT = FEATURES[: FEATURES.index("cue_code")]
@@ -44,9 +45,9 @@ COLUMN_SETS: dict[str, tuple[str, ...]] = {
     "few": (
         "is_first_code", "has_code", "to_task", "from_previous", "error_after", "numbers_new",
         "claim_without_evidence", "cue_assumption", "is_tool_result", "is_last", "is_own_first",
-        "is_turn_1", "position", "log_chars", "turn_share", "net_step",
+        "is_turn_1", "position", "log_chars", "turn_share", _PATH, "net_step",
     ),
-    "structure": (*_LAYOUT, *_STRUCTURE, *_NEIGHBOURS),
+    "structure": (*_LAYOUT, *_STRUCTURE, *_NEIGHBOURS, _PATH),
     "everything": COLUMNS,
 }  # fmt: skip
 """Columns that turns are scored by, once by each set: 15 runs need few, 200 can bear all."""
@@ -128,7 +129,11 @@ IDENTITY = Adapter(
 
 
 def describe_turns(
-    logits: Logits, features: NDArray[np.float32], wide: NDArray[np.float32], index: Agents
+    logits: Logits,
+    features: NDArray[np.float32],
+    wide: NDArray[np.float32],
+    index: Agents,
+    on_path: Floats,
 ) -> Floats:
     """All that an adapter may look at, one row a turn.
 
@@ -137,6 +142,7 @@ def describe_turns(
         features: `(T, len(FEATURES))`, as the network reads them.
         wide: `(T, M)`, wide logits.
         index: `(T,)` int64, agent of each turn.
+        on_path: `(T,)`, as `dcl.references.mark_path` gives it.
 
     Returns:
         `(T, len(COLUMNS))`.
@@ -152,7 +158,7 @@ def describe_turns(
     ]
     structure = _describe_structure(features, index)
     neighbours = _describe_neighbours(features, index)
-    return np.column_stack([features, structure, neighbours, *network]).astype(np.float64)
+    return np.column_stack([features, structure, neighbours, on_path, *network]).astype(np.float64)
 
 
 def agent_log_odds(step: Floats, agent_index: NDArray[np.int64], agents: int) -> Floats:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dcl.attribution import Attribution, Attributor, Finding
 from dcl.bag import Bag, BagMaker
-from dcl.features import FEATURES
 from dcl.lexical import Lexicon, split_over_tokens, weigh_words
 from dcl.nearest import Index, Neighbour
+from dcl.references import References, find_symptom
 from dcl.trajectory import Trajectory, TurnKind
 
 Verb = Literal["message", "state", "aggregation", "delegation"]
@@ -29,7 +29,6 @@ Verb = Literal["message", "state", "aggregation", "delegation"]
 WORD = re.compile(r"\w+|[^\w\s]")
 _END = re.compile(r"(?<=[^\d\s][.!?])\s+|\n+")  # the point of "2. next" ends nothing
 _MOST_PIECES = 16  # of one turn that are taken out one by one
-_REPLY, _NEXT = 0.25, 0.1  # what being the answered, or the last, turn adds to common words
 _ALSO = 0.7  # share of the strongest reference from which on another one counts too
 
 
@@ -269,54 +268,13 @@ def trace_blame(trajectory: Trajectory, bag: Bag, source: int) -> tuple[Hop, ...
         SOAP and MASPrism (arXiv 2605.07509) for the walk from symptom to source along one
         predecessor; the verbs are those of data between agents: sent, kept, merged, handed over.
     """
-    strength = measure_references(bag)
-    back = [find_symptom(bag, source)]
-    while back[-1] > source:
-        row = strength[back[-1], source : back[-1]]
-        # Of equal references the latest: `argmax` takes the first, so the row is turned round.
-        back.append(back[-1] - 1 - int(np.argmax(row[::-1])))
-    path = back[::-1]
-    verbs = [None, *(_name_verb(trajectory, strength, s, t) for s, t in pairwise(path))]
+    references = References(bag)
+    path = references.walk(find_symptom(bag, source), source)[::-1]
+    verbs = [None, *(_name_verb(trajectory, references(t), s, t) for s, t in pairwise(path))]
     return tuple(
         Hop(t, trajectory.steps[t], trajectory.turns[t].agent, verb)
         for t, verb in zip(path, verbs, strict=True)
     )
-
-
-def find_symptom(bag: Bag, source: int) -> int:
-    """The turn from `source` on where the failure shows most: errors, objections, the end.
-
-    Of turns that show it alike, the latest.
-
-    Args:
-        bag: Of the run.
-        source: 0-based position of the blamed turn.
-    """
-    columns = {name: bag.features[:, FEATURES.index(name)] for name in _SYMPTOMS}
-    score = np.sum([weight * columns[name] for name, weight in _SYMPTOMS.items()], axis=0)[source:]
-    return int(source + len(score) - 1 - np.argmax(score[::-1]))
-
-
-_SYMPTOMS = {"cue_error": 1.0, "cue_contrast": 0.5, "is_tool_result": 0.25, "is_last": 0.5}
-"""Features that mark a symptom, and their weights."""
-
-
-def measure_references(bag: Bag) -> NDArray[np.float64]:
-    """How strongly each turn refers to each earlier one, `(T, T)`; 0 from the diagonal on."""
-    count = len(bag.agent_index)
-    turn = np.concatenate([document.turn for document in bag.words])
-    row = np.concatenate([document.row for document in bag.words])
-    rows, place = np.unique(row, return_inverse=True)
-    rarity = np.log((1 + count) / (1 + np.bincount(place, minlength=len(rows)))) + 1e-6
-    weighed = np.zeros((count, len(rows)))
-    weighed[turn, place] = np.sqrt(rarity[place])
-    total = np.maximum((weighed**2).sum(axis=1, keepdims=True), 1e-9)
-    strength = np.asarray(weighed @ weighed.T / total, dtype=np.float64)
-    turns = np.arange(count)
-    answered = bag.reply_to >= 0
-    strength[turns[answered], bag.reply_to[answered]] += _REPLY
-    strength[turns[1:], turns[:-1]] += _NEXT
-    return np.asarray(np.tril(strength, k=-1), dtype=np.float64)
 
 
 def _name_verb(
@@ -330,7 +288,7 @@ def _name_verb(
     named = re.search(rf"(?<!\w){re.escape(later.agent)}(?!\w)", earlier.content)
     if earlier.kind is TurnKind.HANDOFF or named:
         return "delegation"
-    strong = np.flatnonzero(strength[target] >= _ALSO * strength[target].max())
+    strong = np.flatnonzero(strength >= _ALSO * strength.max())
     others = {trajectory.turns[s].agent for s in strong} - {later.agent}
     return "aggregation" if len(others) > 1 else "message"
 

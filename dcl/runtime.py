@@ -39,6 +39,7 @@ from dcl.engines import EngineName, choose_engine, open_engine, open_session, ru
 from dcl.errors import ArtifactError, ConfigError
 from dcl.features import FEATURES, describe_vectors
 from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.references import mark_path
 from dcl.shipped import find_model
 from dcl.taxonomy import MODES
 
@@ -198,7 +199,9 @@ class OnnxScorer:
 
 def _describe(logits: Logits, inputs: dict[str, NDArray[Any]], bag: Bag) -> NDArray[np.float64]:
     """Columns that an adapter reads."""
-    return describe_turns(logits, inputs["features"], inputs["wide"], bag.agent_index)
+    return describe_turns(
+        logits, inputs["features"], inputs["wide"], bag.agent_index, mark_path(bag)
+    )
 
 
 def head_inputs(

@@ -52,7 +52,8 @@ def describe(code: dict[int, float] | None = None, tools: tuple[int, ...] = ()) 
     for turn, count in (code or {}).items():
         features[turn, FEATURES.index("cue_code")] = np.log1p(count)
     features[list(tools), FEATURES.index("is_tool_result")] = 1
-    return describe_turns(draw_logits(), features, np.zeros((4, M), dtype=np.float32), INDEX)
+    wide = np.zeros((4, M), dtype=np.float32)
+    return describe_turns(draw_logits(), features, wide, INDEX, np.zeros(4))
 
 
 def column(turns: NDArray[Any], name: str) -> list[float]:
@@ -68,7 +69,9 @@ def test_columns_of_neighbours_follow_a_slow_loop() -> None:
         draw_logits(), step=np.zeros(6, np.float32), attention=np.zeros((6, M), np.float32)
     )
     wide = np.zeros((6, M), dtype=np.float32)
-    turns = describe_turns(logits, features, wide, index)
+    on_path = rng.random(6)
+    turns = describe_turns(logits, features, wide, index, on_path)
+    assert column(turns, "on_path") == on_path.tolist()
     names = {
         "loop_next": ("cue_loop", 1),
         "check_next": ("cue_check", 1),
@@ -93,6 +96,7 @@ def test_columns_of_neighbours_follow_a_slow_loop() -> None:
         features[:1],
         wide[:1],
         index[:1],
+        on_path[:1],
     )
     assert all(column(alone, name) == [0.0] for name in names)
 

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from tiny import any_text, bagger, light, make_run, make_tokenizer
 
 from dcl.explanation import (
-    find_symptom,
-    measure_references,
     replace_turn,
     split_sentences,
     trace_blame,
     weigh_turn,
 )
 from dcl.lexical import BIGRAM_ROWS, Lexicon
+from dcl.references import find_symptom
 from dcl.runtime import load
 from dcl.taxonomy import MODES
 from dcl.trajectory import Turn, TurnKind
@@ -92,14 +91,6 @@ def test_a_tool_changes_state_and_one_agent_remembers() -> None:
     tool = type(run)("r", "", turns)
     assert trace_blame(tool, bagger()(tool), 0)[1].verb == "state"
     assert trace_blame(run, bagger()(run), 0)[1].verb == "message"
-
-
-def test_references_go_back_only() -> None:
-    run = make_run(("a", "sum"), ("b", "sum is wrong"), ("a", ""))
-    strength = measure_references(bagger()(run))
-    assert strength.shape == (3, 3)
-    assert (np.triu(strength) == 0).all()
-    assert np.isfinite(strength).all()
 
 
 def test_the_shipped_model_explains_what_it_finds() -> None:

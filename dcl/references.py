@@ -1,0 +1,108 @@
+"""Which earlier turns a turn refers to, and the way back from where a failure shows.
+
+Letters: `T` turns, `N` n-grams, each once a turn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcl.bag import MOST_TURNS, Bag
+from dcl.features import FEATURES
+
+Floats = NDArray[np.float64]
+
+MOST_HOPS = 100
+"""Hops that `mark_path` goes back, more than any run has that a reading is learned from."""
+
+_REPLY, _NEXT = 0.25, 0.1  # what being the answered, or the last, turn adds to common words
+_SYMPTOMS = {"cue_error": 1.0, "cue_contrast": 0.5, "is_tool_result": 0.25, "is_last": 0.5}
+"""Features that mark a symptom, and their weights."""
+
+
+class References:
+    """How strongly each turn refers to each earlier one: rare words in common, answers, order.
+
+    Args:
+        bag: Of the run.
+    """
+
+    def __init__(self, bag: Bag) -> None:
+        count = len(bag.agent_index)
+        turn = np.concatenate([document.turn for document in bag.words])  # (N,)
+        order = np.argsort(turn, kind="stable")
+        self._turn = turn[order]
+        self._row = np.concatenate([document.row for document in bag.words])[order]
+        self._start = np.searchsorted(self._turn, np.arange(count + 1))  # (T + 1,)
+        spread = np.bincount(self._row)  # turns that an n-gram stands in
+        self._rarity = np.log((1 + count) / (1 + spread[self._row])) + 1e-6
+        total = np.bincount(self._turn, weights=self._rarity, minlength=count)
+        self._total = np.maximum(total, 1e-9)  # (T,)
+        self._stands = np.zeros(len(spread), dtype=bool)  # in the turn that is looked at
+        self._reply_to = bag.reply_to
+
+    def __call__(self, turn: int) -> Floats:
+        """Strengths of the references of one turn, one for each earlier turn; `(turn,)`, >= 0.
+
+        Args:
+            turn: 0-based position.
+        """
+        before, end = self._start[turn : turn + 2]
+        own = self._row[before:end]
+        self._stands[own] = True
+        common = np.where(self._stands[self._row[:before]], self._rarity[:before], 0)
+        self._stands[own] = False
+        mass = np.bincount(self._turn[:before], weights=common, minlength=turn)
+        strength: Floats = mass / self._total[turn]
+        if self._reply_to[turn] >= 0:
+            strength[self._reply_to[turn]] += _REPLY
+        strength[-1:] += _NEXT
+        return strength
+
+    def walk(self, symptom: int, source: int = 0, *, most: int = MOST_TURNS) -> list[int]:
+        """Turns from one back to an earlier one, each the strongest reference of the one before.
+
+        Args:
+            symptom: 0-based position of the turn to start at.
+            source: Where to end, at most `symptom`; no earlier turn is visited.
+            most: Hops after which to end anyway; > 0.
+
+        Source:
+            SOAP and MASPrism (arXiv 2605.07509) for the walk from symptom to source along one
+            predecessor.
+        """
+        way = [symptom]
+        while way[-1] > source and len(way) <= most:
+            row = self(way[-1])[source:]
+            # Of equal references the latest: `argmax` takes the first, so the row is turned round.
+            way.append(way[-1] - 1 - int(np.argmax(row[::-1])))
+        return way
+
+
+def find_symptom(bag: Bag, source: int = 0) -> int:
+    """The turn from `source` on where the failure shows most: errors, objections, the end.
+
+    Of turns that show it alike, the latest.
+
+    Args:
+        bag: Of the run.
+        source: 0-based position of the blamed turn.
+    """
+    columns = {name: bag.features[:, FEATURES.index(name)] for name in _SYMPTOMS}
+    score = np.sum([weight * columns[name] for name, weight in _SYMPTOMS.items()], axis=0)[source:]
+    return int(source + len(score) - 1 - np.argmax(score[::-1]))
+
+
+def mark_path(bag: Bag) -> Floats:
+    """The turns that the way back from the symptom of a run leads over.
+
+    Args:
+        bag: Of the run.
+
+    Returns:
+        `(T,)`: 1 for the first `MOST_HOPS` turns of the way, 0 for all others and for the symptom.
+    """
+    marks = np.zeros(len(bag.agent_index))
+    marks[References(bag).walk(find_symptom(bag), most=MOST_HOPS)[1:]] = 1
+    return marks
