@@ -130,7 +130,7 @@ def split_over_tokens(
 
     Args:
         ids: `(n,)` int32, the whole turn.
-        vocabulary: As in `count_words`.
+        vocabulary: Number of token ids.
         rows: Rows of the n-grams of the turn, ascending.
         mass: What each of them carries.
 

@@ -91,7 +91,10 @@ def count(
 def count_modes(
     logits: Sequence[Logits], targets: Sequence[Targets], calibration: Calibration, level: str
 ) -> NDArray[np.int64]:
-    """Hits, false alarms and misses of each mode, pairs or whole items: `(M, 3)`."""
+    """Hits, false alarms and misses of each mode, pairs or whole items: `(M, 3)`.
+
+    Pairs of agents who never speak are left out: no threshold could declare them.
+    """
     table = np.zeros((M, 3))
     for one, truth in zip(logits, targets, strict=True):
         declared = _declare(one, calibration, level).reshape(-1, M)
@@ -131,7 +134,11 @@ def micro(counts: NDArray[Any]) -> float:
 
 
 def macro(counts: NDArray[Any]) -> float:
-    """Mean F1 in points of the rows that were declared or true at all: `(M, 3)`."""
+    """Mean F1 by mode in points, over the modes that were declared or true at all: `(M, 3)`.
+
+    At the level of pairs this is not the macro-F1 of `benchmarks`, whose classes are pairs of an
+    agent's name and a mode.
+    """
     scores = [micro(row) for row in counts if row.sum()]
     return float(np.mean(scores)) if scores else 0.0
 
@@ -166,6 +173,8 @@ class Line(NamedTuple):
 
     cell: str
     """Name of the cell."""
+    against: str
+    """Name of the cell that it is compared with; its own where there is none."""
     mean: float
     """Mean over seeds."""
     deviation: float
@@ -173,7 +182,7 @@ class Line(NamedTuple):
     seeds: int
     """How many."""
     low: float
-    """Lower end of the 95 % interval of the difference to the full model; NaN for itself."""
+    """Lower end of the 95 % interval of the difference to that cell; NaN for itself."""
     high: float
     """Its upper end."""
     p: float
@@ -192,21 +201,36 @@ def long_rows(records: Sequence[Record]) -> Iterator[tuple[str, int, str, str, s
             yield cell, seed, "", "", metric, record[metric]
 
 
+def reference_of(cell: str, against: Sequence[str]) -> str:
+    """The cell that one is compared with: the longest name that its own begins with, or the first.
+
+    Args:
+        cell: Name of the cell.
+        against: Names of the cells that others are compared with, at least one.
+    """
+    begins = [name for name in against if name != cell and cell.startswith(name)]
+    return max(begins, key=len, default=against[0])
+
+
 def compare(
-    records: Sequence[Record], against: str, split: str, level: str, metric: str = "micro_f1"
+    records: Sequence[Record],
+    against: Sequence[str],
+    split: str,
+    level: str,
+    metric: str = "micro_f1",
 ) -> list[Line]:
-    """Mean and deviation of each cell, and for micro-F1 its difference to one of them.
+    """Mean and deviation of each cell, and for micro-F1 its difference to another.
 
     Args:
         records: Finished cells.
-        against: Cell that the others are compared with.
+        against: Cells that the others are compared with, as `reference_of` says.
         split: Where they are scored.
         level: pair, agent or mode.
         metric: micro_f1 or macro_f1.
 
     Returns:
         One line a cell that has this score, in order of first appearance. Cells that were scored on
-        other items than `against` get no interval.
+        other items than the one they are compared with get no interval.
     """
     cells = dict.fromkeys(record["cell"] for record in records)
     lines = []
@@ -218,12 +242,14 @@ def compare(
         if not values:
             continue
         low = high = p = float("nan")
-        other = [r for r in records if r["cell"] == against and split in r["items"]]
+        reference = reference_of(cell, against)
+        other = [r for r in records if r["cell"] == reference and split in r["items"]]
         same = {r["items"][split] for r in (*own, *other)} == {own[0]["items"][split]}
-        if cell != against and other and same and metric == "micro_f1":
+        if cell != reference and other and same and metric == "micro_f1":
             low, high, p = resample(pool(own, split, level), pool(other, split, level))
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-        lines.append(Line(cell, float(np.mean(values)), deviation, len(values), low, high, p))
+        mean = float(np.mean(values))
+        lines.append(Line(cell, reference, mean, deviation, len(values), low, high, p))
     return lines
 
 
@@ -263,12 +289,12 @@ def resample(one: Floats, two: Floats, *, seed: int = 0) -> tuple[float, float, 
     return float(low), float(high), min(1.0, max(2 * side, 1 / _RESAMPLES))
 
 
-def write_results(records: Sequence[Record], against: str, out: Path) -> list[Path]:
+def write_results(records: Sequence[Record], against: Sequence[str], out: Path) -> list[Path]:
     """Write `results.csv` in long format, and `tables.md` and `tables.tex`.
 
     Args:
         records: Finished cells.
-        against: Cell that the others are compared with.
+        against: Cells that the others are compared with, as `reference_of` says.
         out: Folder.
 
     Returns:
@@ -291,27 +317,33 @@ def write_results(records: Sequence[Record], against: str, out: Path) -> list[Pa
 
 def _tables(
     records: Sequence[Record],
-    against: str,
+    against: Sequence[str],
     write: Callable[[str, Sequence[Sequence[str]]], str],
 ) -> str:
     """A table for each split: one row a cell, one column a level and metric."""
     splits = dict.fromkeys(split for record in records for split in record["scores"])
-    columns = [
-        *((level, "micro_f1") for level in LEVELS),
-        ("pair", "macro_f1"),
-        ("mode", "macro_f1"),
-    ]
+    columns = {
+        **{f"{level} micro-F1": (level, "micro_f1") for level in LEVELS},
+        "pair macro-F1 by mode": ("pair", "macro_f1"),
+        "mode macro-F1": ("mode", "macro_f1"),
+    }
     parts = []
     for split in splits:
         lines = {
-            column: {line.cell: line for line in compare(records, against, split, *column)}
-            for column in columns
+            title: {line.cell: line for line in compare(records, against, split, *column)}
+            for title, column in columns.items()
         }
-        header = ["cell", *(f"{level} {metric[:5]}-F1" for level, metric in columns)]
         cells = dict.fromkeys(cell for column in lines.values() for cell in column)
-        rows = [[cell, *(_show(column.get(cell)) for column in lines.values())] for cell in cells]
-        title = f"{split}: mean ± deviation over seeds; difference to {against} [95 %], p"
-        parts.append(write(title, [header, *rows]))
+        rows = [
+            [
+                cell,
+                "" if (other := reference_of(cell, against)) == cell else other,
+                *(_show(column.get(cell)) for column in lines.values()),
+            ]
+            for cell in cells
+        ]
+        title = f"{split}: mean ± deviation over seeds; difference to `against` [95 %], p"
+        parts.append(write(title, [["cell", "against", *columns], *rows]))
     return "\n".join(parts)
 
 
@@ -328,7 +360,7 @@ def _show(line: Line | None) -> str:
 def _markdown(title: str, rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     header, *body = (f"| {' | '.join(row)} |" for row in rows)
-    rule = f"| --- |{' ---: |' * (len(rows[0]) - 1)}"
+    rule = f"| --- | --- |{' ---: |' * (len(rows[0]) - 2)}"
     return "\n".join([f"**{title}**", "", header, rule, *body, ""])
 
 
@@ -343,7 +375,7 @@ def _latex(title: str, rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         [
             f"% {title}",
-            rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}",
+            rf"\begin{{tabular}}{{ll{'r' * (len(rows[0]) - 2)}}}",
             r"\hline",
             header,
             r"\hline",

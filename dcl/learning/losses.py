@@ -12,7 +12,6 @@ def asymmetric_loss(
     targets: Tensor,
     mask: Tensor,
     *,
-    gamma_positive: float = 0.0,
     gamma_negative: float = 0.0,
     margin: float = 0.0,
 ) -> Tensor:
@@ -22,7 +21,6 @@ def asymmetric_loss(
         logits: Any shape.
         targets: Same shape, 0 to 1.
         mask: Same shape, bool; True = counts.
-        gamma_positive: Focusing of positives; >= 0.
         gamma_negative: Focusing of negatives; >= 0.
         margin: Probability under which a negative counts as solved, 0 to 1.
 
@@ -30,14 +28,15 @@ def asymmetric_loss(
         Mean over the masked-in entries, 0 if there are none.
 
     Source:
-        Ridnik et al. 2021, "Asymmetric Loss for Multi-Label Classification", eq. 4-6.
+        Ridnik et al. 2021, "Asymmetric Loss for Multi-Label Classification", eq. 4-6, with no
+        focusing of positives.
     """
     prob = torch.sigmoid(logits)
     negative_prob = (prob - margin).clamp(min=0) if margin > 0 else prob
     log_not = (
         torch.log1p(-negative_prob.clamp(max=1 - 1e-6)) if margin > 0 else F.logsigmoid(-logits)
     )
-    positive = targets * (1 - prob) ** gamma_positive * F.logsigmoid(logits)
+    positive = targets * F.logsigmoid(logits)
     negative = (1 - targets) * negative_prob**gamma_negative * log_not
     return -((positive + negative) * mask).sum() / mask.sum().clamp(min=1)
 
@@ -58,7 +57,8 @@ def contrastive_loss(
         labels: `(N,)` int64, mode of each.
         bank: `(M, P, K)` float, prototypes of all modes, any norm.
         temperature: Divides the cosines; > 0. Smaller weighs hard negatives more.
-        hard: `(N, H, K)` float, further negatives of each anchor, any norm.
+        hard: `(N, H, K)` float, further negatives of each anchor, any norm; rows of zeros where it
+            has fewer.
         twins: `(N, K)` float, one further positive of each anchor, any norm; zeros where it has
             none.
 
@@ -91,7 +91,8 @@ def contrastive_loss(
         positive = torch.cat([positive, there], dim=1)
     if hard is not None:
         cosines = torch.einsum("nk,nhk->nh", anchors, F.normalize(hard, dim=-1))
-        logits = torch.cat([logits, cosines / temperature], dim=1)
+        padding = hard.abs().sum(dim=-1) == 0  # (N, H)
+        logits = torch.cat([logits, (cosines / temperature).masked_fill(padding, -torch.inf)], 1)
         positive = F.pad(positive, (0, cosines.shape[1]))
     log_probs = logits - logits.logsumexp(dim=1, keepdim=True)
     per_anchor = log_probs.masked_fill(~positive, 0.0).sum(dim=1) / positive.sum(dim=1)

@@ -15,19 +15,20 @@ from dcl.learning.comparison import LEVELS, Record, compare
 from dcl.taxonomy import MODES
 
 
-def draw_results(records: Sequence[Record], against: str, out: Path) -> list[Path]:
+def draw_results(records: Sequence[Record], against: Sequence[str], out: Path) -> list[Path]:
     """Draw all plots of a sweep as PNG.
 
     Args:
         records: Finished cells.
-        against: Cell that the others are compared with; confusion and calibration are its own.
+        against: Cells that the others are compared with, as `reference_of` says; confusion and
+            calibration are those of the first.
         out: Folder.
 
     Returns:
         The files.
     """
     split = "test" if all("test" in record["scores"] for record in records) else "valid"
-    own = [record for record in records if record["cell"] == against] or list(records)
+    own = [record for record in records if record["cell"] == against[0]] or list(records)
     cells = dict.fromkeys(record["cell"] for record in records)
     tall = 1.5 + 0.35 * len(cells)
     plots: dict[str, tuple[tuple[float, float], Callable[[Axes], None]]] = {
@@ -48,18 +49,21 @@ def draw_results(records: Sequence[Record], against: str, out: Path) -> list[Pat
     return files
 
 
-def draw_bars(axes: Axes, records: Sequence[Record], against: str, split: str) -> None:
-    """Micro-F1 of each cell and level, with the interval of its difference to the full model."""
+def draw_bars(axes: Axes, records: Sequence[Record], against: Sequence[str], split: str) -> None:
+    """Micro-F1 of each cell and level, with the interval of its difference to another cell."""
     for i, level in enumerate(LEVELS):
         lines = compare(records, against, split, level)
-        full = next((line.mean for line in lines if line.cell == against), 0.0)
+        means = {line.cell: line.mean for line in lines}
         place = np.arange(len(lines)) + (i - 1) * 0.27
         mean = np.array([line.mean for line in lines])
         # The interval is one of differences; a cell without one shows its deviation over seeds.
         spread = [
             (line.deviation, line.deviation)
             if np.isnan(line.p)
-            else (max(line.mean - full - line.low, 0.0), max(line.high - line.mean + full, 0.0))
+            else (
+                max(line.mean - means[line.against] - line.low, 0.0),
+                max(line.high - line.mean + means[line.against], 0.0),
+            )
             for line in lines
         ]
         axes.barh(place, mean, height=0.25, xerr=np.array(spread).T, capsize=2, label=level)
@@ -111,7 +115,7 @@ def draw_reliability(axes: Axes, records: Sequence[Record], split: str) -> None:
     axes.legend()
 
 
-def draw_latency(axes: Axes, records: Sequence[Record], against: str, split: str) -> None:
+def draw_latency(axes: Axes, records: Sequence[Record], against: Sequence[str], split: str) -> None:
     """Pair micro-F1 of each cell over the time of its network for one bag."""
     for line in compare(records, against, split, "pair"):
         own: list[Mapping[str, Any]] = [r for r in records if r["cell"] == line.cell]

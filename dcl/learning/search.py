@@ -80,19 +80,21 @@ class Trials:
 
     Args:
         config: Ranges, sampler and number of trials.
-        out: Folder with `search.journal` and `locks/`.
+        out: Folder with `search.journal` and `locks/`; several searches may share it.
+        name: Tells the search from the others in the folder.
         seed: Of the sampler.
     """
 
-    def __init__(self, config: SearchConfig, out: Path, seed: int) -> None:
+    def __init__(self, config: SearchConfig, out: Path, *, name: str, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.config = config
         self.locks = out / "locks"
+        self.name = name
         self.seed = seed
         journal = JournalStorage(JournalFileBackend(str(out / "search.journal")))
         with FileLock(self.locks / "search.lock"):
             self.study = optuna.create_study(
-                study_name="sweep", storage=journal, direction="maximize", load_if_exists=True
+                study_name=name, storage=journal, direction="maximize", load_if_exists=True
             )
 
     def __iter__(self) -> Iterator[Trial]:
@@ -108,6 +110,10 @@ class Trials:
                 yield trial
             finally:
                 lock.release()
+
+    def drawn(self) -> list[Mapping[str, Any]]:
+        """Values of every trial so far in order, of those that still run or were killed, too."""
+        return [trial.params for trial in self.study.get_trials()]
 
     def _draw(self) -> tuple[Trial, FileLock]:
         """The next trial, and the lock that shows that it runs."""
@@ -135,7 +141,7 @@ class Trials:
 
     def _lock(self, number: int) -> FileLock:
         """The lock of a trial."""
-        return FileLock(self.locks / f"trial-{number}.lock")
+        return FileLock(self.locks / f"trial-{self.name}-{number}.lock")
 
 
 def suggest(trial: optuna.Trial, key: str, bounds: Range) -> Any:

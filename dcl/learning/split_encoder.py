@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dcl.errors import ConfigError
-from dcl.learning.turn_encoder import TurnEncoder
+from dcl.learning.turn_encoder import TurnEncoder, find_layers
 
 TOLERANCE = 1e-4
 """Most by which an entry of a vector may differ when the halves are run one after the other."""
@@ -42,7 +42,7 @@ class SplitEncoder(nn.Module):
 
     def __init__(self, encoder: TurnEncoder, top: int, *, dropout: bool = False) -> None:
         super().__init__()
-        layers = find_layers(encoder)
+        layers = tuple(find_layers(encoder))
         if top > len(layers):
             raise ConfigError(f"layers: expected at most {len(layers)}, got {top}")
         self.encoder = encoder
@@ -182,19 +182,3 @@ class _ReachedCut(Exception):  # noqa: N818  no error: it ends a pass half-way
     def __init__(self, states: Tensor) -> None:
         super().__init__()
         self.states = states
-
-
-def find_layers(encoder: TurnEncoder) -> tuple[nn.Module, ...]:
-    """The layers of a transformer, lowest first.
-
-    Args:
-        encoder: Its transformer must hold them in one list.
-
-    Raises:
-        ConfigError: If there is no such list.
-    """
-    count: int = encoder.m.config.num_hidden_layers
-    for module in encoder.m.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return tuple(module)
-    raise ConfigError(f"encoder: expected a transformer with a list of its {count} layers")

@@ -68,8 +68,9 @@ class SweepConfig:
     """Draw configurations in place of cells and grid."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Each cell is run with each."""
-    against: str = ""
-    """Cell that the others are compared with; empty for the first."""
+    against: str | tuple[str, ...] = ()
+    """Cells that others are compared with, one or several: each cell with the one whose name its
+    own begins with, and every other with the first of them; none stands for the first cell."""
 
     def __post_init__(self) -> None:
         """Refuse a sweep without anything to run."""
@@ -114,9 +115,12 @@ class Sweep:
         )
         if len({cell.id for cell in self.cells}) < len(self.cells):
             raise ConfigError(f"{file}: expected cells that differ in name or values")
-        self.against = self.config.against or next((cell.name for cell in self.cells), "")
-        if self.cells and self.against not in {cell.name for cell in self.cells}:
-            raise ConfigError(f"{file}: against: expected the name of a cell, got {self.against!r}")
+        names = list(dict.fromkeys(cell.name for cell in self.cells))
+        given = self.config.against
+        self.against = ((given,) if isinstance(given, str) else given) if given else (*names[:1],)
+        for name in self.against:
+            if names and name not in names:
+                raise ConfigError(f"{file}: against: expected the name of a cell, got {name!r}")
         try:
             for name in ("cells", "locks", "prepared", "work"):
                 (self.out / name).mkdir(parents=True, exist_ok=True)
@@ -157,6 +161,21 @@ class Sweep:
                 chosen = dict(zip(self.config.grid, values, strict=True))
                 yield name_cell(name, chosen), [layer, chosen]
 
+    def _open_search(self, search: SearchConfig) -> Trials:
+        """The trials of this search on this data.
+
+        Its name stands for all that decides what a trial scores and how the next one is drawn, so
+        that one with another `set`, other ranges or other data draws trials of its own; only their
+        number may be raised.
+        """
+        cells = [cell.id for cell in self.make_cells("search", [])]
+        name = digest_of({**asdict(search), "trials": 0}, cells)
+        return Trials(search, self.out, name=name, seed=self.config.seeds[0])
+
+    def _make_trial(self, values: Mapping[str, Any]) -> list[Cell]:
+        """The cells of a trial, one a seed."""
+        return self.make_cells(f"trial-{digest_of(values)}", [values])
+
     def run(self, console: Console) -> None:
         """Run every cell that is neither finished nor running elsewhere.
 
@@ -164,13 +183,10 @@ class Sweep:
             console: Told of each finished cell.
         """
         if self.config.search:
-            for trial in Trials(self.config.search, self.out, self.config.seeds[0]):
-                name = f"trial-{digest_of(trial.values)}"
+            for trial in self._open_search(self.config.search):
                 if is_orphan():
                     return
-                records = [
-                    self.run_cell(cell, console) for cell in self.make_cells(name, [trial.values])
-                ]
+                records = [self.run_cell(cell, console) for cell in self._make_trial(trial.values)]
                 trial.finish([record["scores"]["valid"]["pair"]["micro_f1"] for record in records])
             return
         for cell in self.cells:
@@ -226,12 +242,12 @@ class Sweep:
         }
 
     def finished(self) -> list[dict[str, Any]]:
-        """Records of all finished cells of this sweep, in order of cell and seed."""
-        folder = self.out / "cells"
+        """Records of all finished cells of this sweep, in order of cell or trial, and seed."""
+        cells = self.cells
         if self.config.search:
-            files = sorted(folder.glob("trial-*.json"))
-        else:
-            files = [folder / f"{cell.id}.json" for cell in self.cells]
+            drawn = self._open_search(self.config.search).drawn()
+            cells = tuple(cell for values in drawn for cell in self._make_trial(values))
+        files = dict.fromkeys(self.out / "cells" / f"{cell.id}.json" for cell in cells)
         return [json.loads(file.read_text()) for file in files if file.exists()]
 
     def report(self) -> list[Path]:
@@ -243,7 +259,7 @@ class Sweep:
         records = self.finished()
         if not records:
             return []
-        against = self.against or best_trial(records)
+        against = self.against or (best_trial(records),)
         with FileLock(self.out / "locks" / "report.lock"):
             return [
                 *write_results(records, against, self.out),
@@ -342,7 +358,12 @@ def prepare_once(
         "data": {**asdict(config.data), "cache": "", "repeat": 1},
         "sigma": config.loss.sigma,
         "twins": config.loss.use_twins,
-        "wide": [config.wide_strength, config.folds],
+        # What is 0 by default is added where it is not, so that older folders are still found.
+        "wide": [
+            config.wide_strength,
+            config.folds,
+            *([config.wide_rows] if config.wide_rows else []),
+        ],
         "width": config.model.vector_width,
     }
     place = folder / digest_of(reads, stamp(config.data, config.encoder))

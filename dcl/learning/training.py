@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shutil
@@ -372,14 +373,25 @@ def describe_run(config: TrainConfig, items: Mapping[Split, Sequence[Item]]) -> 
 
 
 def hash_data(data: DataConfig) -> dict[str, str]:
-    """sha256 of each file of examples, by its name, or path where two share one; no folders."""
-    files = [Path(path).expanduser() for path in (*data.train, *data.held_out, *data.extra)]
-    names = [file.name for file in files]
+    """sha256 of each file or folder of examples, by its name, or path where two share one."""
+    paths = [Path(path).expanduser() for path in (*data.train, *data.held_out, *data.extra)]
+    names = [path.name for path in paths]
     return {
-        str(file) if names.count(file.name) > 1 else file.name: hash_file(file)
-        for file in files
-        if file.is_file()
+        str(path) if names.count(path.name) > 1 else path.name: hash_examples(path)
+        for path in paths
+        if path.is_file() or path.is_dir()
     }
+
+
+def hash_examples(path: Path) -> str:
+    """sha256 of a file, or of the places and contents of all files below a folder."""
+    if not path.is_dir():
+        return hash_file(path)
+    digest = hashlib.sha256()
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        digest.update(file.relative_to(path).as_posix().encode("utf-8", "surrogateescape"))
+        digest.update(bytes.fromhex(hash_file(file)))
+    return digest.hexdigest()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -102,7 +102,7 @@ class TuningModule(AttributionModule):
     def training_step(  # type: ignore[override]
         self, parts: list[TokenBatch], index: int
     ) -> Tensor:
-        """One optimiser step; each bag of the batch weighs the same, whichever part it is in."""
+        """One optimiser step; each part of the batch weighs as many bags as it has."""
         torch.manual_seed(mix_seed(self.tuning.seed, self.global_step))
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
         if not isinstance(optimizer, LightningOptimizer) or not isinstance(schedule, LRScheduler):

@@ -200,6 +200,22 @@ def load_source(source: Source, *, longest: int) -> TurnEncoder:
     return encoder
 
 
+def find_layers(encoder: TurnEncoder) -> nn.ModuleList:
+    """The layers of a transformer, lowest first.
+
+    Args:
+        encoder: Its transformer must hold them in one list.
+
+    Raises:
+        ConfigError: If there is no such list.
+    """
+    count: int = encoder.m.config.num_hidden_layers
+    for module in encoder.m.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ConfigError(f"encoder: expected a transformer with a list of its {count} layers")
+
+
 def keep_layers(model: TurnEncoder, layers: Sequence[int]) -> None:
     """Drop all transformer layers but some.
 
@@ -210,13 +226,17 @@ def keep_layers(model: TurnEncoder, layers: Sequence[int]) -> None:
     Raises:
         ConfigError: If there is no such layer, or they are not ascending.
     """
-    stack = getattr(getattr(model.m, "encoder", None), "layer", ())
+    stack = find_layers(model)
     if not layers or sorted({*layers} & {*range(len(stack))}) != list(layers):
         raise ConfigError(
             f"layers: expected ascending positions from 0 to {len(stack) - 1}, "
             f"got {','.join(map(str, layers))}"
         )
-    model.m.encoder.layer = nn.ModuleList([stack[i] for i in layers])
+    kinds: list[str] | None = getattr(model.m.config, "layer_types", None)
+    if kinds is not None:  # one a layer, such as full and sliding attention
+        model.m.config.layer_types = [kinds[i] for i in layers]
+    for i in sorted({*range(len(stack))} - {*layers}, reverse=True):
+        del stack[i]
     model.m.config.num_hidden_layers = len(layers)
 
 

@@ -196,6 +196,7 @@ def test_more_positives_and_negatives_follow_the_formula() -> None:
     evidence, hard, twins = (torch.randn(*s, K, generator=rng) for s in ((N,), (N, H), (N,)))
     bank, labels = torch.randn(modes, P, K, generator=rng), [0, 1, 0, 2]
     twins[1] = 0.0
+    hard[2, 1:] = 0.0  # an anchor with fewer of them
 
     def score(x: torch.Tensor, y: torch.Tensor) -> float:
         return math.exp(float(x @ y / x.norm() / y.norm()) / tau)
@@ -204,7 +205,7 @@ def test_more_positives_and_negatives_follow_the_formula() -> None:
     for i in range(N):
         others = [(labels[j], evidence[j]) for j in range(N) if j != i]
         others += [(m, bank[m, p]) for m in range(modes) for p in range(P)]
-        others += [(-1, hard[i, h]) for h in range(H)]
+        others += [(-1, hard[i, h]) for h in range(H) if hard[i, h].any()]
         others += [(labels[i], twins[i])] if i != 1 else []
         scores = [(label, score(evidence[i], row)) for label, row in others]
         whole = sum(value for _, value in scores)
@@ -225,6 +226,18 @@ def test_hard_negatives_are_the_most_alike_of_other_agents() -> None:
     alone = hardest(evidence[:1], torch.tensor([0]), rest[:1], torch.tensor([0]), 2)
     assert alone.shape == (1, 1, 3)
     assert not alone.any()
+
+
+def test_a_place_without_a_hard_negative_adds_nothing() -> None:
+    bank, labels = torch.eye(3)[:, None], torch.tensor([0])
+    anchor = torch.tensor([[1.0, 0.5, 0.0]], requires_grad=True)
+    hard = torch.tensor([[[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]])
+    losses = [contrastive_loss(anchor, labels, bank, 0.5, hard=h) for h in (hard, hard[:, :1])]
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+    grads = [torch.autograd.grad(loss, anchor)[0] for loss in losses]
+    assert torch.allclose(grads[0], grads[1])
+    nothing = contrastive_loss(anchor, labels, bank, 0.5, hard=torch.zeros(1, 2, 3))
+    assert nothing.item() == pytest.approx(contrastive_loss(anchor, labels, bank, 0.5).item())
 
 
 def test_without_negatives_or_twins_there_is_nothing_to_add() -> None:

@@ -8,8 +8,14 @@ from tiny_bert import BERT_WIDTH, VOCABULARY, write_transformer
 from torch import Tensor
 
 from dcl.errors import ConfigError
-from dcl.learning.split_encoder import SplitEncoder, find_layers
-from dcl.learning.turn_encoder import TurnEncoder, find_source, load_source
+from dcl.learning.split_encoder import SplitEncoder
+from dcl.learning.turn_encoder import (
+    TurnEncoder,
+    find_layers,
+    find_source,
+    keep_layers,
+    load_source,
+)
 
 KINDS = ("bert", "distilbert", "mpnet", "modernbert")
 
@@ -47,6 +53,34 @@ def test_the_halves_make_what_the_whole_makes(tmp_path: Path, kind: str) -> None
         assert half.dtype == torch.float32
         assert torch.allclose(half, whole, atol=5e-3)
     assert torch.allclose(turns(ids, mask), whole, atol=1e-6)  # no hook is left
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", [(0, 1), (0, 3)])
+def test_what_is_left_of_a_transformer_is_those_layers_alone(
+    tmp_path: Path, kind: str, kept: tuple[int, ...]
+) -> None:
+    folder = write_transformer(tmp_path / kind, kind, layers=4)
+    whole, turns = load(folder), load(folder)
+    keep_layers(turns, kept)
+    for layer, own in zip(find_layers(turns), [find_layers(whole)[i] for i in kept], strict=True):
+        torch.testing.assert_close(layer.state_dict(), own.state_dict())
+    ids, mask = draw(3, 12)
+    vectors = turns(ids, mask)
+    for i in {*range(4)} - {*kept}:  # the others hand on what they get
+        find_layers(whole)[i].forward = hand_on
+        if kind == "mpnet":  # whose layers return tuples
+            find_layers(whole)[i].forward = lambda *args, **_: (hand_on(*args), None)
+    assert torch.allclose(whole(ids, mask), vectors, atol=1e-6)
+    turns.whole.save(str(tmp_path / "saved"), create_model_card=False)
+    (tmp_path / "saved" / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    assert torch.allclose(load(tmp_path / "saved")(ids, mask), vectors, atol=1e-6)
+    assert SplitEncoder(turns, 1).first == len(kept) - 1
+
+
+def hand_on(states: Tensor, *_: object, **__: object) -> Tensor:
+    """A layer that does nothing."""
+    return states
 
 
 def test_a_failure_in_the_middle_leaves_no_hook(folder: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,6 +153,53 @@ def test_what_is_prepared_is_shared_and_holds_the_same(ground: Path, done: Path)
             assert two.wide.any()
 
 
+def test_cells_with_other_wide_halves_do_not_share_one(ground: Path, tmp_path: Path) -> None:
+    grid = {"wide_rows": [0, 3]}
+    sweep = Sweep(write_sweep(ground, "rows", grid=grid, seeds=[1]), tmp_path / "out")
+    wide = []
+    for cell in sweep.cells:
+        items, _ = prepare_once(cell.config, sweep.out / "prepared")
+        wide.append(np.concatenate([item.wide for item in items["train"]]))
+    assert wide[0].shape == wide[1].shape
+    assert not np.allclose(wide[0], wide[1])
+
+
+def test_each_cell_is_compared_with_the_one_it_is_a_variant_of(ground: Path, done: Path) -> None:
+    cells = {"full": {}, "no wide": {"model.use_wide": False}}
+    plain = Sweep(write_sweep(ground, "one", cells=cells), done)
+    assert plain.against == ("full",)
+    records = plain.finished()
+    assert len(records) == 4
+    both = [*records, *({**r, "cell": f"{r['cell']} again"} for r in records)]
+    against = ("full", "no wide")
+    lines = {line.cell: line for line in compare(both, against, "valid", "pair")}
+    assert {name: line.against for name, line in lines.items()} == {
+        "full": "full",
+        "no wide": "full",
+        "full again": "full",
+        "no wide again": "no wide",
+    }
+    assert np.isnan(lines["full"].p)
+    assert (lines["no wide again"].low, lines["no wide again"].p) == (0.0, 1.0)
+    assert lines["no wide"].low != 0
+    (first,) = (
+        line for line in compare(both, ("full",), "valid", "pair") if line.cell == "no wide"
+    )
+    assert first == lines["no wide"]
+
+
+def test_a_sweep_may_name_several_references(ground: Path, done: Path, tmp_path: Path) -> None:
+    file = write_sweep(ground, "two", cells=CELLS, against=["no wide", "full"])
+    shutil.copytree(done / "cells", tmp_path / "cells")
+    sweep = Sweep(file, tmp_path)
+    assert sweep.against == ("no wide", "full")
+    assert sweep.report()
+    table = (tmp_path / "tables.md").read_text()
+    assert "| full | no wide |" in table
+    assert "| no wide |  |" in table
+    assert "pair macro-F1 by mode" in table
+
+
 def test_a_finished_sweep_trains_nothing_again(
     ground: Path, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +324,7 @@ def test_a_left_out_framework_is_scored_apart(ground: Path, tmp_path: Path) -> N
     sweep.run(Console(quiet=True))
     assert all("left_out" in record["scores"] for record in sweep.finished())
     # Scored on other runs: there is nothing to compare item by item.
-    lines = compare(sweep.finished(), "left_out=a", "left_out", "pair")
+    lines = compare(sweep.finished(), ["left_out=a"], "left_out", "pair")
     assert all(np.isnan(line.p) for line in lines)
     assert sweep.report()
 
@@ -308,6 +356,30 @@ def test_a_search_draws_trials_and_ends(ground: Path, tmp_path: Path) -> None:
     drawn = [json.loads((tmp_path / "out" / "cells" / name).read_text()) for name in before]
     assert all(0.001 <= record["config"]["learning_rate"] <= 0.01 for record in drawn)
     assert len({record["config"]["learning_rate"] for record in drawn}) == 3
+
+
+def test_another_search_in_the_same_folder_draws_trials_of_its_own(
+    ground: Path, tmp_path: Path
+) -> None:
+    out, search = tmp_path / "out", {**SEARCH, "trials": 2}
+    first = write_sweep(ground, "search-3", search=search, seeds=[1], set={"epochs": 1})
+    run_sweep(first, out)
+    before = times_of(out)
+    changed = write_sweep(ground, "search-4", search=search, seeds=[1], set={"epochs": 2})
+    run_sweep(changed, out)
+    after = times_of(out)
+    assert len(after) == 4
+    assert {name: after[name] for name in before} == before
+    for file, epochs in ((first, 1), (changed, 2)):
+        found = Sweep(file, out).finished()
+        assert [record["config"]["epochs"] for record in found] == [epochs] * 2
+    narrow = {**SEARCH["ranges"], "learning_rate": {"low": 0.02, "high": 0.03}}
+    run_sweep(write_sweep(ground, "search-5", search={**search, "ranges": narrow}, seeds=[1]), out)
+    assert len(times_of(out)) == 6
+    more = write_sweep(ground, "search-3", search=SEARCH, seeds=[1], set={"epochs": 1})
+    run_sweep(more, out)  # one trial more of the first
+    assert len(times_of(out)) == 7
+    assert len(Sweep(more, out).finished()) == 3
 
 
 def test_a_killed_trial_is_drawn_again_with_the_same_values(
@@ -346,6 +418,7 @@ def test_a_killed_trial_is_drawn_again_with_the_same_values(
         ({"seeds": []}, "at least one seed"),
         ({"grid": {"epochs": []}}, "one value a key"),
         ({"against": "nobody"}, "expected the name of a cell, got 'nobody'"),
+        ({"against": ["base", "nobody"]}, "expected the name of a cell, got 'nobody'"),
         ({"cell": {}}, "unknown key 'cell'"),
         ({"seeds": [1, 1]}, "expected cells that differ"),
         ({"search": SEARCH, "grid": {"epochs": [1]}}, "got both"),
@@ -408,7 +481,7 @@ def test_every_ablation_changes_the_default(file: Path) -> None:
 
 
 def test_every_ablation_is_part_of_a_sweep() -> None:
-    text = (CONFIGS / "sweeps" / "ablations.yaml").read_text()
+    text = "".join(file.read_text() for file in (CONFIGS / "sweeps").glob("*.yaml"))
     assert all(f"ablations/{f.name}" in text for f in (CONFIGS / "ablations").glob("*.yaml"))
 
 

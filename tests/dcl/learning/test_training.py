@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,28 @@ def test_work_of_another_configuration_is_refused(ground: Path, tmp_path: Path) 
     with pytest.raises(ConfigError, match="found another run's; delete the folder or choo"):
         train(replace(config, seed=2))
     assert training.claim_workplace(tmp_path / "model", config, encoder) == tmp_path / "model.work"
+
+
+def test_a_folder_of_examples_that_has_changed_is_other_data(ground: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    (logs / "inner").mkdir(parents=True)
+    for i in range(2):
+        write_examples(logs / "inner" / f"{i}.jsonl", [make_example(i)])
+    config = make_config(ground, tmp_path / "model")
+    config = replace(config, data=replace(config.data, extra=(str(logs),)))
+    claim = partial(training.claim_workplace, tmp_path / "model", config, "e" * 64)
+    assert claim() == claim() == tmp_path / "model.work"
+    plain = training.hash_data(replace(config.data, extra=()))
+    assert training.hash_data(config.data).keys() == {*plain, "logs"}
+    assert plain.items() <= training.hash_data(config.data).items()
+    (logs / "inner" / "1.jsonl").rename(logs / "inner" / "2.jsonl")
+    with pytest.raises(ConfigError, match="work of this configuration on this data"):
+        claim()
+    (logs / "inner" / "2.jsonl").rename(logs / "inner" / "1.jsonl")
+    claim()
+    write_examples(logs / "inner" / "1.jsonl", [make_example(2)])
+    with pytest.raises(ConfigError, match="work of this configuration on this data"):
+        claim()
 
 
 def test_epochs_have_different_orders(ground: Path, tmp_path: Path) -> None:
