@@ -138,9 +138,12 @@ def load_sets(config: AlarmsConfig, artifact: Artifact) -> list[RunSet]:
             for example in read_examples(path)
             if example.trajectory.id not in seen and split_of(group_of(example)) in parts
         ]
-        pairs = {e.clean.id: (e.trajectory, e.clean) for e in reversed(examples) if _is_pair(e)}
+        pairs: dict[str, tuple[Trajectory, Trajectory]] = {}
+        for example in examples:
+            if example.faults and example.clean is not None:
+                pairs.setdefault(example.clean.id, (example.trajectory, example.clean))
         if pairs:
-            sets += _pair_sets([*pairs.values()][::-1])
+            sets += _pair_sets([*pairs.values()])
         else:
             sets.append(_mixed_set(path, examples))
     return sets
@@ -153,11 +156,6 @@ def _parts_of(path: Path, config: AlarmsConfig, artifact: Artifact) -> tuple[str
     trained = path.is_file() and hash_file(path) in artifact.manifest.get("data", {}).values()
     unseen = config.split == "unseen" and trained
     return ("valid", "test") if unseen else ("train", "valid", "test")
-
-
-def _is_pair(example: Example) -> bool:
-    """Whether a run failed and its clean run is there."""
-    return bool(example.faults) and example.clean is not None
 
 
 def _pair_sets(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> list[RunSet]:

@@ -156,7 +156,7 @@ def make_attribution(step: Sequence[float], calibration: Calibration) -> Attribu
 
 def test_sets_are_those_of_the_model_and_fitted_anew() -> None:
     """The label is the likeliest turn of the first fifteen runs and the second of the others."""
-    cuts = tuple(0.0 if p <= 85 else 1.0 for p in range(1, 100))
+    cuts = tuple(0.0 if p <= 85 else 0.9 for p in range(1, 100))
     calibration = Calibration(ranked_cuts=cuts, span_cuts=cuts)
     found = [make_attribution([2.0, 1.0, 0.0, -1.0], calibration) for _ in range(20)]
     examples = [
@@ -167,12 +167,12 @@ def test_sets_are_those_of_the_model_and_fitted_anew() -> None:
     rows = measure_sets("x", examples, found, halves)
     by_key = {(row.fitted, row.kind, row.target): row for row in rows}
     assert len(by_key) == 8
-    for kind in ("consecutive", "likeliest"):
+    for kind, wide in (("consecutive", 3), ("likeliest", 2)):
         own = by_key[OWN, kind, 0.8]
         assert (own.coverage.value, own.turns.value, own.share.value) == (0.75, 1.0, 0.25)
         assert 0.5 <= own.coverage.low < 0.75 < own.coverage.high <= 0.95
         full = by_key[OWN, kind, 0.9]
-        assert (full.coverage.value, full.turns.value, full.share.value) == (1.0, 4.0, 1.0)
+        assert (full.coverage.value, full.turns.value, full.share.value) == (1.0, wide, wide / 4)
         # Fitted on first turns a set is one turn and misses two labels; on second ones it is two.
         anew = by_key[REFITTED, kind, 0.8]
         assert anew.coverage.value == 2 / 4

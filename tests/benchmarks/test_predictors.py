@@ -160,7 +160,7 @@ def test_a_probe_sees_its_statistics_alone(
     kind: type[Probe], found: tuple[str, ErrorMode], step: int, tmp_path: Path
 ) -> None:
     probe = kind.fit([make_shape(i) for i in range(60)], [make_shape(i) for i in range(60, 80)])
-    said = [Turn(name, "v " * (29 if name == "b" else 3)) for name in "abcdef"]
+    said = [Turn(name, "v " * (30 if name == "b" else 3)) for name in "abcdef"]
     run = Trajectory("run", "task", tuple(said))
     guess = probe(run)
     assert guess.faults == {found}
