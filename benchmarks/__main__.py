@@ -11,10 +11,9 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.alarms import PROBES, load_runs, rate_alarms
 from benchmarks.evaluate import EvaluateConfig, evaluate
 from benchmarks.runs import Names
-from benchmarks.tables import alarms_to_markdown, to_json, to_markdown
+from benchmarks.tables import to_json, to_markdown
 from dcl.errors import DclError, needing
 from dcl.report.output import open_out
 from dcl.shipped import find_model
@@ -85,7 +84,7 @@ def evaluate_command(
         Path | None, typer.Option(help="File to write; standard output if not given.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the fitted word floor for the next time.")
+        Path | None, typer.Option(help="Folder that keeps fitted floors for the next time.")
     ] = None,
     resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of names and resampling.")] = 0,
@@ -151,16 +150,43 @@ def left_out_command(
         typer.echo(to_table(compare(sweep, cache, resamples=resamples)), nl=False)
 
 
+class Seen(str, Enum):
+    """Choices of `--split` where the manifest of a model can decide."""
+
+    UNSEEN = "unseen"
+    ALL = "all"
+    TRAIN = "train"
+    VALID = "valid"
+    TEST = "test"
+
+
 @app.command("alarms")
 def alarms_command(
     data: Annotated[
-        list[Path], typer.Option(help="Runs that are known to have failed or not; repeatable.")
+        list[Path],
+        typer.Option(
+            help="Runs that are known to have failed or not, or records with their clean runs; "
+            "repeatable, each is rated for itself."
+        ),
     ],
     model: Annotated[
         Path | None,
         typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which questions to evaluate on.")] = Split.ALL,
+    split: Annotated[
+        Seen,
+        typer.Option(
+            help="Which questions; unseen: of a file that the network was trained on those of "
+            "validation and test, of any other all."
+        ),
+    ] = Seen.UNSEEN,
+    natural: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What the reading of natural failures was learned from, as export was given it; "
+            "repeatable; runs drawn from it are left out."
+        ),
+    ] = None,
     detection: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="Share of failed runs that must alarm.")
     ] = 0.8,
@@ -168,21 +194,20 @@ def alarms_command(
     seed: Annotated[int, typer.Option(help="Of the resampling.")] = 0,
 ) -> None:
     """Alarms on runs that went well, where a stated share of failed runs alarms."""
-    from dcl.runtime import load
+    from benchmarks.alarms import AlarmsConfig, measure_alarms
+    from benchmarks.alarms import to_markdown as to_table
 
-    with _errors():
-        runs, failed = load_runs(data, split.value)
-        found = load(model).batch(runs)
-        scores = {
-            "dcl": [float(attribution.agent_probs.max()) for attribution in found],
-            **{name: [probe(run) for run in runs] for name, probe in PROBES.items()},
-        }
-    rows = rate_alarms(scores, failed, detection=detection, resamples=resamples, seed=seed)
-    sound = len(failed) - int(failed.sum())
-    typer.echo(
-        alarms_to_markdown(rows, failed=int(failed.sum()), sound=sound, detection=detection),
-        nl=False,
+    config = AlarmsConfig(
+        data=tuple(data),
+        model=model,
+        split=split.value,
+        natural=tuple(natural or ()),
+        detection=detection,
+        resamples=resamples,
+        seed=seed,
     )
+    with _errors():
+        typer.echo(to_table(measure_alarms(config), detection), nl=False)
 
 
 @app.command("soak")
@@ -371,7 +396,7 @@ def ladder_command(
         list[str], typer.Option(help="NAME, or NAME=DIR; repeatable, dearest first.")
     ] = ["base"],  # noqa: B006
     cache: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the fitted word floor for the next time.")
+        Path | None, typer.Option(help="Folder that keeps fitted floors for the next time.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="New turns that are timed.")] = 100,
     resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")] = 1000,
@@ -468,14 +493,17 @@ def reliability_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the splits.")] = 0,
 ) -> None:
-    """Measure the coverage of step sets and the precision of verdicts that stand."""
+    """Measure the coverage of step sets and the precision of verdicts that stand.
+
+    Sets and limits are those that the model carries, and some that are fitted on half of the runs.
+    """
     from benchmarks.fewshot import FewshotConfig
     from benchmarks.reliability import measure
     from benchmarks.reliability import to_markdown as to_table
 
     config = FewshotConfig(data=tuple(data), model=model, repeats=repeats, cache=cache, seed=seed)
     with _errors():
-        typer.echo(to_table(*measure(config)), nl=False)
+        typer.echo(to_table(measure(config)), nl=False)
 
 
 @app.command("deletion")

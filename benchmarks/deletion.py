@@ -23,7 +23,8 @@ from dcl.trajectory import Trajectory
 
 KINDS = ("turn", "sentence", "words")
 """What is taken: the turn of the finding; its sentence whose removal costs most, chosen by the same
-measure and so only a check; the words with the largest exact shares, chosen by another one."""
+measure and so only a check; the words with the largest exact shares, chosen by another one, where
+the reading heeds what words say of modes."""
 
 _WORDS = 8
 
@@ -33,7 +34,8 @@ class DeletionConfig:
     """What to delete from.
 
     Args:
-        data: Files and folders of labelled runs.
+        data: Files and folders of labelled runs; where all are of AEGIS, the model reads them as
+            injected faults, otherwise as natural ones.
         model: Folder of the model; None means the one that ships.
         split: Which questions.
         limit: Runs at most, > 0.
@@ -78,11 +80,26 @@ def delete(config: DeletionConfig) -> tuple[int, list[DeletionRow]]:
         raise ConfigError(f"--data: expected labelled runs in split {config.split}, found none")
     injected = all(example.origin == "aegis" for example in examples)
     attributor = load(config.model, injected=injected)
-    rng = np.random.default_rng(config.seed)
-    falls = np.array(
-        [_falls(attributor, example.trajectory, rng, config.repeats) for example in examples]
-    )  # (n, len(KINDS), 2)
-    return len(examples), [
+    runs = [example.trajectory for example in examples]
+    return len(runs), delete_from(attributor, runs, repeats=config.repeats, seed=config.seed)
+
+
+def delete_from(
+    attributor: Attributor, runs: Sequence[Trajectory], *, repeats: int = 3, seed: int = 0
+) -> list[DeletionRow]:
+    """One row for each kind of evidence that the reading uses.
+
+    Args:
+        attributor: Whose findings are tested.
+        runs: At least one.
+        repeats: Random deletions of each kind in each run, > 0.
+        seed: Of what is deleted at random.
+    """
+    heeds = all(adapter.heed for adapter in getattr(attributor.scorer, "adapters", ()))
+    kinds = KINDS if heeds and isinstance(attributor.scorer, OnnxScorer) else KINDS[:2]
+    rng = np.random.default_rng(seed)
+    falls = np.array([_falls(attributor, run, kinds, rng, repeats) for run in runs])  # (n, K, 2)
+    return [
         DeletionRow(
             kind,
             shown=float(falls[:, k, 0].mean()),
@@ -90,7 +107,7 @@ def delete(config: DeletionConfig) -> tuple[int, list[DeletionRow]]:
             gap=bootstrap(mean_of(falls[:, k, 0] - falls[:, k, 1]), len(falls)),
             wins=float((falls[:, k, 0] > falls[:, k, 1]).mean()),
         )
-        for k, kind in enumerate(KINDS)
+        for k, kind in enumerate(kinds)
     ]
 
 
@@ -107,18 +124,24 @@ def to_markdown(count: int, rows: Sequence[DeletionRow]) -> str:
 
 
 def _falls(
-    attributor: Attributor, run: Trajectory, rng: np.random.Generator, repeats: int
+    attributor: Attributor,
+    run: Trajectory,
+    kinds: Sequence[str],
+    rng: np.random.Generator,
+    repeats: int,
 ) -> list[tuple[float, float]]:
     """Fall without what is shown, and mean fall without as much at random, for each kind."""
     found = attributor(run)
     (finding,) = found.findings(top_k=1)
     before = probability(found, finding)
     falls = []
-    for shown, at_random in (
-        _delete_turn(run, finding, rng, repeats),
-        _delete_sentence(attributor, run, finding, rng, repeats),
-        _delete_words(attributor, run, finding, rng, repeats),
-    ):
+    for kind in kinds:
+        if kind == "turn":
+            shown, at_random = _delete_turn(run, finding, rng, repeats)
+        elif kind == "sentence":
+            shown, at_random = _delete_sentence(run, finding, rng, repeats)
+        else:
+            shown, at_random = _delete_words(attributor, run, finding, rng, repeats)
         left = [
             before - probability(one, finding) for one in attributor.batch([*shown, *at_random])
         ]
@@ -148,11 +171,7 @@ def _delete_turn(
 
 
 def _delete_sentence(
-    attributor: Attributor,
-    run: Trajectory,
-    finding: Finding,
-    rng: np.random.Generator,
-    repeats: int,
+    run: Trajectory, finding: Finding, rng: np.random.Generator, repeats: int
 ) -> tuple[Runs, Runs]:
     """The run without each sentence of the turn, and without a stretch of any other turn."""
     content = run.turns[finding.turn].content

@@ -34,7 +34,9 @@ from dcl.taxonomy import MODES
 from dcl.trajectory import Example
 
 MODEL = "dcl"
-LEARNED = ("name-prior", "tfidf")
+KEPT = {"tfidf": "tfidf.py", "length": "probes.py", "position": "probes.py"}
+"""Floors whose fit is kept, and the source that decides it."""
+LEARNED = ("name-prior", *KEPT)
 """Floors that need training runs."""
 PREDICTORS = (MODEL, *LEARNED, *RULES)
 """Names of all predictors, in the order of the table."""
@@ -59,8 +61,8 @@ class EvaluateConfig:
         injected: Whether the model reads logs as those of faults that were injected by prompt; None
             means that it does where all runs come from AEGIS.
         modes: File with the modes of Who&When runs by file number; None means that they have none.
-        cache: Folder that keeps the fitted word floor, by the digest of its training data; None
-            fits it every time.
+        cache: Folder that keeps fitted floors, by the digest of their training data; None fits
+            them every time.
         resamples: Resamples of the bootstrap, > 0.
         seed: Of names and resampling.
     """
@@ -219,59 +221,72 @@ def learn_floors(
         wanted: Names; those that do not learn are passed over.
         train: Files and folders of labelled runs.
         single: Whether one fault is known to exist.
-        cache: Folder that keeps the word floor; None keeps nothing.
+        cache: Folder that keeps fitted floors; None keeps nothing.
     """
-    learned: dict[str, Predictor] = {}
     learners = [name for name in wanted if name in LEARNED]
-    kept = None if cache is None else place_tfidf(cache, train)
-    if "tfidf" in learners and kept is not None and kept.is_file():
-        from benchmarks.tfidf import TfIdf
+    kept = {
+        name: place_floor(name, cache, train)
+        for name in learners
+        if cache is not None and name in KEPT
+    }
+    runs: dict[Split, list[Example]] = {"train": [], "valid": [], "test": []}
+    if not all(name in kept and kept[name].is_file() for name in learners):
+        for example in load_examples(train):
+            runs[split_of(group_of(example))].append(example)
+    return {
+        name: learn_floor(name, runs["train"], runs["valid"], kept.get(name), single=single)
+        if name in KEPT
+        else NamePrior(runs["train"], runs["valid"], single=single)
+        for name in learners
+    }
 
-        learned["tfidf"] = TfIdf.load(kept, single=single)
-    if set(learners) <= set(learned):
-        return learned
-    by_split: dict[Split, list[Example]] = {"train": [], "valid": [], "test": []}
-    for example in load_examples(train):
-        by_split[split_of(group_of(example))].append(example)
-    if "name-prior" in learners:
-        learned["name-prior"] = NamePrior(by_split["train"], by_split["valid"], single=single)
-    if "tfidf" in learners and "tfidf" not in learned:
-        learned["tfidf"] = learn_tfidf(by_split["train"], by_split["valid"], kept, single=single)
-    return learned
 
-
-def place_tfidf(cache: Path, train: Sequence[Path], apart: Sequence[str] = ()) -> Path:
-    """The file of a fitted word floor; another one for other data or other code that fits it.
+def place_floor(name: str, cache: Path, train: Sequence[Path], apart: Sequence[str] = ()) -> Path:
+    """The file of a fitted floor; another one for other data or other code that fits it.
 
     Args:
+        name: Out of `KEPT`.
         cache: Folder.
         train: Files and folders that it learns from.
         apart: What else decides which runs it learns from.
     """
-    sources = (Path(__file__).with_name("tfidf.py"), Path(splits.__file__))
+    sources = (Path(__file__).with_name(KEPT[name]), Path(splits.__file__))
     recipe = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
-    names = ["tfidf", recipe, digest_of(train)[:16]]
+    names = [name, recipe, digest_of(train)[:16]]
     if apart:
         names.append(hashlib.sha256("\0".join(apart).encode()).hexdigest()[:16])
     return cache / f"{'-'.join(names)}.npz"
 
 
-def learn_tfidf(
-    train: Sequence[Example], valid: Sequence[Example], kept: Path | None, *, single: bool = False
+def learn_floor(
+    name: str,
+    train: Sequence[Example],
+    valid: Sequence[Example],
+    kept: Path | None,
+    *,
+    single: bool = False,
 ) -> Predictor:
-    """The word floor; scikit-learn takes a second to load, so only where it is used.
+    """A floor whose fit is kept; scikit-learn takes a second to load, so only where it is used.
 
     Args:
+        name: Out of `KEPT`.
         train: Labelled examples to fit on.
         valid: Labelled examples, of other questions, to choose on.
         kept: Where it is kept; None keeps nothing.
         single: Whether one fault is known to exist.
     """
+    from benchmarks.probes import LengthProbe, PositionProbe, Probe
     from benchmarks.tfidf import TfIdf
 
+    kinds: dict[str, type[TfIdf | Probe]] = {
+        "tfidf": TfIdf,
+        "length": LengthProbe,
+        "position": PositionProbe,
+    }
+    kind = kinds[name]
     if kept is not None and kept.is_file():
-        return TfIdf.load(kept, single=single)
-    floor = TfIdf.fit(train, valid, single=single)
+        return kind.load(kept, single=single)
+    floor = kind.fit(train, valid, single=single)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         floor.save(kept)

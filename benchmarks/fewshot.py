@@ -1,4 +1,8 @@
-"""What a few labelled runs of one system buy: `dcl fit` on draws of them, judged on all others."""
+"""What a few labelled runs of one system buy: `dcl fit` on draws of them, judged on all others.
+
+A fit here is what the command does: it is cross-validated within the runs that it is given, and
+what is not better there is taken out again.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ from benchmarks.metrics import (
 from benchmarks.predictors import RULES, AttributorPredictor
 from benchmarks.runs import digest_of, load_examples
 from dcl.adapter import COLUMNS
-from dcl.adapting import attribute_adapted, cross_fit, group_questions, observe
+from dcl.adapting import attribute_adapted, choose_parts, group_questions, observe
 from dcl.artifact import MANIFEST, hash_file, open_artifact
 from dcl.attribution import Attribution, Calibration, Logits, decode
 from dcl.errors import ConfigError
 from dcl.files import whole
-from dcl.fitting import Observation, fit
+from dcl.fitting import FOLDS, Observation, split_folds
 from dcl.runtime import OnnxScorer, load
 from dcl.targets import make_targets
 from dcl.trajectory import Example
@@ -88,7 +92,7 @@ def compare_sizes(config: FewshotConfig) -> tuple[int, list[FewshotRow]]:
         raise ConfigError(
             f"--size: expected less than the {len(examples)} labelled runs, got {config.sizes}"
         )
-    base = open_artifact(config.model).calibration
+    base = read_base(config.model)
     runs = observe_all(examples, config)
     rows = [
         _row(name, [rank_hits(*_pairs(examples, [RULES[name](e.trajectory) for e in examples]))])
@@ -103,7 +107,7 @@ def compare_sizes(config: FewshotConfig) -> tuple[int, list[FewshotRow]]:
         ]
         rows.append(_row(f"dcl fit, {size} runs", draws))
     folds = [
-        judge(examples, cross_fit(examples, runs, base, seed=config.seed + i))
+        judge(examples, cross_adapt(examples, runs, base, seed=config.seed + i))
         for i in range(config.repeats)
     ]
     rows.append(_row("dcl fit, 5 folds", folds))
@@ -134,14 +138,67 @@ def judge_draw(
     rank = {int(group): place for place, group in enumerate(order)}
     drawn = sorted(range(len(runs)), key=lambda i: rank[runs[i].group])[:size]
     groups = {runs[i].group for i in drawn}
-    fitted = fit([runs[i] for i in drawn], base, seed=seed)
     rest = [i for i in range(len(runs)) if runs[i].group not in groups]
     hits = np.full((len(runs), len(RANKED)), np.nan)
     hits[rest] = judge(
-        [examples[i] for i in rest],
-        [attribute_adapted(examples[i].trajectory, runs[i], fitted) for i in rest],
+        [examples[i] for i in rest], adapt_to(drawn, rest, examples, runs, base, seed=seed)
     )
     return hits
+
+
+def cross_adapt(
+    examples: Sequence[Example], runs: Sequence[Observation], base: Calibration, *, seed: int
+) -> list[Attribution]:
+    """Attributions of all runs, each after `dcl fit` on the folds that hold no run of its question.
+
+    Args:
+        examples: Labelled runs.
+        runs: What the fit sees of them.
+        base: Calibration of the model as it is.
+        seed: Of the folds.
+    """
+    place = split_folds([run.group for run in runs], FOLDS, seed + 1)
+    found: dict[int, Attribution] = {}
+    for fold in np.unique(place):
+        seen, rest = (np.flatnonzero(side).tolist() for side in (place != fold, place == fold))
+        adapted = adapt_to(seen, rest, examples, runs, base, seed=seed)
+        found |= zip(rest, adapted, strict=True)
+    return [found[i] for i in range(len(runs))]
+
+
+def adapt_to(
+    seen: Sequence[int],
+    rest: Sequence[int],
+    examples: Sequence[Example],
+    runs: Sequence[Observation],
+    base: Calibration,
+    *,
+    seed: int,
+) -> list[Attribution]:
+    """Attributions of some runs after `dcl fit` on others.
+
+    Args:
+        seen: Positions of the runs to fit on.
+        rest: Positions of those to attribute.
+        examples: Labelled runs.
+        runs: What the fit sees of them.
+        base: Calibration of the model as it is.
+        seed: Of the folds within the fit.
+    """
+    fitted, _, _ = choose_parts(
+        [examples[i] for i in seen], [runs[i] for i in seen], base, seed=seed
+    )
+    return [attribute_adapted(examples[i].trajectory, runs[i], fitted) for i in rest]
+
+
+def read_base(model: Path | None) -> Calibration:
+    """Calibration of the reading that `observe_all` sees: that of natural failures if there is one.
+
+    Args:
+        model: Folder of the model; None means the one that ships.
+    """
+    artifact = open_artifact(model)
+    return artifact.natural or artifact.calibration
 
 
 def observe_all(examples: Sequence[Example], config: FewshotConfig) -> list[Observation]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluate import learn_tfidf, place_tfidf
+from benchmarks.evaluate import learn_floor, place_floor
 from benchmarks.metrics import (
     Floats,
     Interval,
@@ -144,10 +144,10 @@ def score_floors(config: DataConfig, cache: Path | None) -> dict[str, Tables]:
     train, valid, left_out = parts["train"], parts["valid"], parts["left_out"]
     files = [Path(path).expanduser() for path in (*config.train, *config.held_out)]
     shares = f"{config.valid_share}-{config.test_share}-{config.limit}"
-    kept = None if cache is None else place_tfidf(cache, files, (*config.left_out, shares))
+    kept = None if cache is None else place_floor("tfidf", cache, files, (*config.left_out, shares))
     floors: dict[str, Predictor] = {
         "name-prior": NamePrior(train, valid),
-        "tfidf": learn_tfidf(train, valid, kept),
+        "tfidf": learn_floor("tfidf", train, valid, kept),
         **{name: RULES[name] for name in RULED},
     }
     truths = [state_truth(example.faults or ()) for example in left_out]

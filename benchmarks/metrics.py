@@ -227,7 +227,7 @@ class Interval(NamedTuple):
 def bootstrap(
     statistic: Statistic, n: int, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Percentile bootstrap over traces.
+    """Percentile bootstrap over traces; resamples that the score is not defined for are left out.
 
     For a paired comparison of two predictors on the same traces let the statistic be the
     difference of two: both then see the same resamples.
@@ -245,8 +245,11 @@ def bootstrap(
     """
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), size=resamples)
     values = statistic(draws.astype(np.float64))
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    values = values[~np.isnan(values)]
     value = float(statistic(np.ones((1, n)))[0])
+    if not len(values):
+        return Interval(value, float("nan"), float("nan"))
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
 
 
@@ -259,9 +262,38 @@ def paired_bootstrap(
 
 def mean_of(values: Floats) -> Statistic:
     """The weighted mean of one value a trace, `(n,)`, as a statistic."""
+    return ratio_of(values, np.ones(len(values)))
+
+
+def ratio_of(parts: Floats, wholes: Floats) -> Statistic:
+    """The weighted sum of one value a trace by that of another, `(n,)` each, as a statistic.
+
+    NaN where the second sum is 0.
+    """
+
+    def ratio(weights: Floats) -> Floats:
+        total = weights @ wholes
+        return np.divide(weights @ parts, total, out=np.full_like(total, np.nan), where=total > 0)
+
+    return ratio
+
+
+def share_right(confidence: Floats, right: Floats, share: float) -> Statistic:
+    """How often the surest traces are right, as a statistic.
+
+    Args:
+        confidence: `(n,)`; of equal ones the first counts as surer.
+        right: `(n,)`, 0 or 1.
+        share: Of the traces, above 0 and up to 1; rounded to whole ones.
+    """
+    order = np.argsort(-confidence, kind="stable")
+    taken = round(share * len(order))
 
     def mean(weights: Floats) -> Floats:
-        total: Floats = weights @ values / weights.sum(axis=1)
+        ranked = weights[:, order]
+        before = np.cumsum(ranked, axis=1) - ranked
+        kept = np.clip(taken - before, 0, ranked)
+        total: Floats = kept @ right[order] / taken
         return total
 
     return mean

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.alarms import AlarmRow
 from benchmarks.evaluate import Report, Row
 from benchmarks.metrics import Interval
 
@@ -16,7 +15,7 @@ _TITLES = {
 }
 _FAULTS = {
     "pair_micro_f1": "pair µF1",
-    "pair_macro_f1": "pair MF1",
+    "pair_macro_f1": "pair MF1 (name, mode)",
     "error_micro_f1": "error µF1",
     "error_macro_f1": "error MF1",
     "agent_micro_f1": "agent µF1",
@@ -39,7 +38,7 @@ def to_markdown(report: Report) -> str:
     data = report.data
     guess = "one fault known, best guess" if report.single_fault else "faults over thresholds"
     lines = [
-        f"Runs: {data['n']}, split {data['split']}, of {', '.join(data['paths'])}",
+        f"Runs: {data['n']}, split {data['split']} by question, of {', '.join(data['paths'])}",
         f"Data sha256: {data['sha256'][:16]}. Decoding: {guess}; read as "
         f"{'injected' if report.injected else 'natural'} faults. In brackets: 95 % intervals, "
         "bootstrap over runs.",
@@ -76,23 +75,6 @@ def to_json(report: Report) -> dict[str, Any]:
         },
         "skipped": report.skipped,
     }
-
-
-def alarms_to_markdown(
-    rows: Sequence[AlarmRow], *, failed: int, sound: int, detection: float
-) -> str:
-    """What `benchmarks.alarms` found as a table, in percent with 95 % intervals.
-
-    Args:
-        rows: One a score.
-        failed: Number of failed runs.
-        sound: Number of runs that went well.
-        detection: Share of failed runs that alarm, 0 to 1.
-    """
-    head = ["score", "AUROC", f"alarms on sound runs at {detection:.0%} of failures found"]
-    body = [[row.name, show_share(row.auroc), show_share(row.alarms)] for row in rows]
-    lines = [f"Runs: {failed} failed, {sound} went well.", "", *markdown_lines(head, body)]
-    return "\n".join(lines) + "\n"
 
 
 def _plain(scores: dict[str, Interval]) -> dict[str, dict[str, Any]]:

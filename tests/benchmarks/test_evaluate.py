@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.__main__ import app
 from benchmarks.average import average
-from benchmarks.evaluate import LEARNED, PREDICTORS, EvaluateConfig, evaluate
+from benchmarks.evaluate import KEPT, LEARNED, PREDICTORS, EvaluateConfig, evaluate
 from benchmarks.metrics import LEVELS, Interval
 from benchmarks.predictors import RULES
 from benchmarks.runs import add_modes, digest_of, load_examples, rename
@@ -132,10 +132,12 @@ def test_the_word_floor_does_not_care_about_names(aegis: Path) -> None:
     assert len(set(scores)) == 1
 
 
-def test_a_kept_floor_gives_the_same_scores(aegis: Path, tmp_path: Path) -> None:
-    flags = ("--train", aegis, "--predictor", "tfidf", "--cache", tmp_path / "cache")
+@pytest.mark.parametrize("name", KEPT)
+def test_a_kept_floor_gives_the_same_scores(name: str, aegis: Path, tmp_path: Path) -> None:
+    flags = ("--train", aegis, "--predictor", name, "--cache", tmp_path / "cache")
     first = run_json("--data", aegis, *flags)
-    assert len([*(tmp_path / "cache").iterdir()]) == 1
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert kept.name.startswith(f"{name}-")
     assert run_json("--data", aegis, *flags) == first
 
 

@@ -22,6 +22,8 @@ from benchmarks.metrics import (
     mean_of,
     paired_bootstrap,
     rank_hits,
+    ratio_of,
+    share_right,
     state_truth,
 )
 from dcl.taxonomy import MODES, ErrorMode
@@ -232,6 +234,25 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     mean = mean_of(np.arange(20.0))
     assert bootstrap(mean, 20, seed=3) == bootstrap(mean, 20, seed=3)
     assert bootstrap(mean, 20, seed=3) != bootstrap(mean, 20, seed=4)
+
+
+def test_a_ratio_is_over_what_was_measured() -> None:
+    parts, wholes = np.array([1.0, 0.0, 3.0]), np.array([2.0, 0.0, 4.0])
+    weights = np.array([[1.0, 1.0, 1.0], [2.0, 1.0, 0.0], [0.0, 3.0, 0.0]])
+    found = ratio_of(parts, wholes)(weights)
+    assert found[:2].tolist() == [4 / 6, 2 / 4]
+    assert np.isnan(found[2])
+    narrow = bootstrap(ratio_of(parts, wholes), 3)  # resamples of the middle trace are left out
+    assert 0.5 <= narrow.low <= narrow.value <= narrow.high <= 0.75
+    nothing = bootstrap(ratio_of(parts, 0 * wholes), 3)
+    assert all(np.isnan(nothing))
+
+
+def test_the_surest_are_counted_by_weight() -> None:
+    sure, right = np.array([0.2, 0.9, 0.5, 0.7]), np.array([1.0, 1.0, 0.0, 0.0])
+    weights = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 3.0], [2.0, 2.0, 0.0, 0.0]])
+    assert share_right(sure, right, 0.5)(weights).tolist() == [0.5, 0.5, 1.0]
+    assert share_right(sure, right, 1.0)(weights).tolist() == [0.5, 0.25, 1.0]
 
 
 def test_a_paired_difference_sees_the_same_traces() -> None:

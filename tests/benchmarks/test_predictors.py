@@ -15,6 +15,7 @@ from benchmarks.predictors import (
     NamePrior,
     fit_cuts,
 )
+from benchmarks.probes import LengthProbe, PositionProbe, Probe
 from benchmarks.runs import load_examples
 from benchmarks.tfidf import TfIdf
 from dcl.attribution import Attribution, Calibration, Logits, decode
@@ -132,6 +133,59 @@ def test_tfidf_reads_words_and_no_name(tmp_path: Path) -> None:
     assert sorted(found.ranked_steps) == [0, 1, 2]
     model.save(tmp_path / "floor.npz")
     assert TfIdf.load(tmp_path / "floor.npz")(run) == found
+
+
+def make_shape(i: int) -> Example:
+    """Who speaks last fails by FM-3.3; who says most fails by FM-1.1; names and words tell nothing.
+
+    The talker is the second to fifth of six, too rarely at any one place to be blamed for it.
+    """
+    talker = 1 + i % 4
+    turns = tuple(Turn(f"x{(i + a) % 6}", "w " * (30 if a == talker else 3)) for a in range(6))
+    faults = (
+        Fault(turns[5].agent, ErrorMode.FM_3_3),
+        Fault(turns[talker].agent, ErrorMode.FM_1_1),
+    )
+    return Example(Trajectory(f"shape {i}", f"question {i}", turns), faults)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "step"),
+    [
+        (PositionProbe, ("f", ErrorMode.FM_3_3), 5),
+        (LengthProbe, ("b", ErrorMode.FM_1_1), 1),
+    ],
+)
+def test_a_probe_sees_its_statistics_alone(
+    kind: type[Probe], found: tuple[str, ErrorMode], step: int, tmp_path: Path
+) -> None:
+    probe = kind.fit([make_shape(i) for i in range(60)], [make_shape(i) for i in range(60, 80)])
+    said = [Turn(name, "v " * (30 if name == "b" else 3)) for name in "abcdef"]
+    run = Trajectory("run", "task", tuple(said))
+    guess = probe(run)
+    assert guess.faults == {found}
+    assert guess.step == run.steps[step]
+    assert sorted(guess.ranked_steps) == list(run.steps)
+    probe.save(tmp_path / "probe.npz")
+    assert kind.load(tmp_path / "probe.npz")(run) == guess
+    single = kind.load(tmp_path / "probe.npz", single=True)(run)
+    assert single.faults == {found}
+
+
+def test_statistics_of_probes() -> None:
+    run = Trajectory("r", "", (Turn("a", "12"), Turn("b", ""), Turn("a", "123456"), Turn("c", "")))
+    assert PositionProbe.describe(run).tolist() == [
+        [0, 2, 0, 0.75, 3, 4],
+        [1, 1, 0.25, 0.5, 3, 4],
+        [3, 3, 0.75, 1, 3, 4],
+    ]
+    assert LengthProbe.describe(run).tolist() == [
+        [2, 0.5, 8, 1, 3],
+        [1, 0.25, 0, 0, 3],
+        [1, 0.25, 0, 0, 3],
+    ]
+    assert PositionProbe.rank(run, "a") == [0, 2]
+    assert LengthProbe.rank(run, "a") == [2, 0]
 
 
 def test_thresholds_keep_equal_scores_together() -> None:
