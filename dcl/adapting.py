@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from dcl.artifact import (
 from dcl.attribution import Attribution, Attributor, Calibration, decode
 from dcl.calibration import recalibrate
 from dcl.errors import ConfigError
-from dcl.fitting import FOLDS, PARTS, Fit, Observation, fit, split_folds
+from dcl.fitting import FOLDS, PARTS, THRESHOLDS, Fit, Observation, fit, split_folds
 from dcl.nearest import build_index, save_index
 from dcl.runtime import OnnxScorer, load
 from dcl.splits import group_of
@@ -48,7 +48,8 @@ LEVELS = ("agent", "step", "pair", "agents over the threshold")
 """What is compared: first guesses, and all agents that are declared."""
 
 MOST_OF_A_SYSTEM = 60
-"""Runs of one system in one set that `learn_natural` looks at, so that none of them leads."""
+"""Failed runs of one system in one set that `learn_natural` looks at, so that none of them leads;
+of sound ones as many at most."""
 
 _ALIKE = 0.7  # share of common words from which on two questions count as one
 _RESAMPLES = 2000
@@ -81,8 +82,7 @@ class FitReport:
         runs: Labelled runs.
         questions: Groups of runs that ask the same.
         levels: Cross-validated scores before and after.
-        parts: What was changed, names out of `dcl.fitting.PARTS` and `thresholds`; empty where the
-            original stays.
+        parts: What was changed, names out of `dcl.fitting.PARTS`; empty where the original stays.
         refused: Parts that were not better on unseen questions.
         clean: Successful runs that thresholds were moved by.
         flagged: Share of them that were flagged before.
@@ -152,7 +152,7 @@ def adapt(
             for example, group in zip(known, groups, strict=True)
         ]
         fitted, levels, refused = choose_parts(known, runs, base, seed=seed)
-        if fitted.parts:
+        if fitted.adapts:
             scorer.adapters += (fitted.adapter,)
         attributor = Attributor(attributor.bagger, scorer, fitted.calibration)
     calibration, flagged = fitted.calibration, None
@@ -160,15 +160,14 @@ def adapt(
         attributed = list(attributor.batch(sound))
         flagged = float(np.mean([bool(one.findings()) for one in attributed]))
         calibration = recalibrate(calibration, attributed, share=share)
+    moved = any(getattr(calibration, name) != getattr(base, name) for name in THRESHOLDS)
+    changed = fitted.parts | ({"thresholds"} if moved else set())
     report = FitReport(
         runs=len(known),
         questions=len(set(groups)),
         levels=levels,
-        parts=(
-            *(part for part in PARTS if part in fitted.parts),
-            *["thresholds"] * (calibration != base),
-        ),
-        refused=refused,
+        parts=tuple(part for part in PARTS if part in changed),
+        refused=tuple(part for part in refused if part not in changed),
         clean=len(sound),
         flagged=flagged,
         thresholds=(calibration.agent_threshold, calibration.pair_threshold),
@@ -186,12 +185,13 @@ def observe(
         attributor: Gives the bag.
         scorer: Its scorer.
         example: The run.
-        group: Its question.
+        group: Its question, or its system.
     """
     bag = attributor.bagger(example.trajectory)
     *turns, task = scorer.encoder([*bag.windows, bag.task])
     logits, columns = scorer.observe(bag, np.stack(turns), task)
-    return Observation(group, logits, columns, bag.agent_index, make_targets(example, sigma=0.0))
+    targets = make_targets(example, sigma=0.0)
+    return Observation(group, logits, columns, bag.agent_index, bag.acting, targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,8 @@ class NaturalReport:
     """How the reading of natural failures fares on systems that it has not seen.
 
     Args:
-        runs: Runs that it was fitted on.
+        runs: Runs with judged or proved steps that it was fitted on.
+        sound: Runs without a fault beside them, for agents and thresholds.
         systems: Systems that they come from.
         agent: Share of runs whose agent is guessed first, of systems that were held out, 0 to 1.
         step: The same for the step.
@@ -207,6 +208,7 @@ class NaturalReport:
     """
 
     runs: int
+    sound: int
     systems: int
     agent: float
     step: float
@@ -222,8 +224,8 @@ def learn_natural(
 
     Args:
         attributor: The network as it is, with its calibration.
-        sets: Sets of labelled runs; the system of a run is what its metadata calls `framework`,
-            or else where its labels come from.
+        sets: Sets of labelled runs, those without a fault as well; the system of a run is what its
+            metadata calls `framework`, or else where its labels come from.
         seed: Of the choice of runs and of the folds.
 
     Raises:
@@ -253,7 +255,8 @@ def learn_natural(
     }
     agent, step = levels["agent"], levels["step"]
     return fitted, NaturalReport(
-        runs=len(runs),
+        runs=sum(bool(example.faults) for example in examples),
+        sound=sum(not example.faults for example in examples),
         systems=len(systems),
         agent=agent.after[0],
         step=step.after[0],
@@ -262,13 +265,17 @@ def learn_natural(
 
 
 def _spread_systems(examples: Sequence[Example], seed: int) -> list[Example]:
-    """Labelled runs, at most `MOST_OF_A_SYSTEM` of each system, drawn at random."""
-    taken: Counter[str] = Counter()
+    """Labelled runs of each system in random order, until `MOST_OF_A_SYSTEM` failed ones are there.
+
+    Sound runs that come up on the way are taken as well, up to the same number.
+    """
+    taken: Counter[tuple[str, bool]] = Counter()
     chosen = []
     for i in np.random.default_rng(seed).permutation(len(examples)).tolist():
-        system = _name_system(examples[i])
-        if examples[i].faults is not None and taken[system] < MOST_OF_A_SYSTEM:
-            taken[system] += 1
+        system, failed = _name_system(examples[i]), bool(examples[i].faults)
+        most = max(taken[system, True], taken[system, failed])
+        if examples[i].faults is not None and most < MOST_OF_A_SYSTEM:
+            taken[system, failed] += 1
             chosen.append(examples[i])
     return chosen
 
@@ -297,22 +304,32 @@ def choose_parts(
     while True:
         after = cross_fit(examples, runs, base, seed=seed, parts=allowed)
         levels = compare(examples, before, after)
-        gain = {level.name: level.gain[0] for level in levels}
-        declared = gain.get(LEVELS[-1], 0.0)
-        worse = {
-            "turns": gain.get("step", gain.get("agent", 0.0)) <= 0,
-            "agents": max(gain.get("agent", 0.0), declared) <= 0,
-            "modes": gain.get("pair", 0.0) <= 0,
-        }
-        refused = {part for part in allowed if worse[part]}
+        refused = _find_worse({level.name: level.gain[0] for level in levels}, allowed)
         if not refused:
             break
         allowed -= refused  # and judge again what is left
     fitted = fit(runs, base, parts=allowed, seed=seed)
-    if not fitted.parts and declared <= 0:
+    if not fitted.parts:
         fitted = Fit(IDENTITY, base, (), frozenset())
         levels = compare(examples, before, before)
     return fitted, levels, tuple(part for part in PARTS if part not in fitted.parts)
+
+
+def _find_worse(gain: Mapping[str, float], allowed: frozenset[str]) -> frozenset[str]:
+    """Parts that are allowed and not better.
+
+    Each is judged by the level that it serves, and whatever moves what is declared by that as well:
+    where it is worse, thresholds go first, then modes, then agents; without these it is as it was.
+    """
+    declared, agent = gain.get(LEVELS[-1], 0.0), gain.get("agent", 0.0)
+    spoilt = declared < 0 and "thresholds" not in allowed
+    worse = {
+        "turns": gain.get("step", agent) <= 0,
+        "agents": max(agent, declared) <= 0 or (spoilt and "modes" not in allowed),
+        "modes": gain.get("pair", 0.0) <= 0 or spoilt,
+        "thresholds": declared <= 0,
+    }
+    return frozenset(part for part in allowed if worse[part])
 
 
 def cross_fit(
@@ -348,7 +365,7 @@ def cross_fit(
 
 def attribute_adapted(trajectory: Trajectory, run: Observation, fitted: Fit) -> Attribution:
     """The attribution that an adapted model gives to a run that was observed."""
-    logits = fitted.adapter(run.logits, run.turns, run.agent_index)
+    logits = fitted.adapter(run.logits, run.turns, run.agent_index, run.acting)
     return decode(trajectory, logits, fitted.calibration)
 
 
@@ -429,7 +446,7 @@ def write_adapted(
                 shutil.copyfile(artifact.path / name, folder / name)
         if (artifact.path / CARD).is_file():
             shutil.copyfile(artifact.path / CARD, folder / CARD)
-        if fitted.parts:
+        if fitted.adapts:
             save_adapter(fitted.adapter, folder / ADAPTER)
         if known:
             save_index(build_index(attributor, known), folder / INDEX)

@@ -42,7 +42,7 @@ def observe(
     mode = (np.arange(M) == 3).astype(np.float32)
     target = (np.arange(T) == fault).astype(np.float32) * step
     targets = Targets(agent, mode, agent[:, None] * mode, target, known=False)
-    return Observation(group, logits, turns, index, targets)
+    return Observation(group, logits, turns, index, np.ones(A, dtype=bool), targets)
 
 
 def draw_runs(count: int, *, telling: float = 4.0, step: bool = True) -> list[Observation]:
@@ -52,7 +52,7 @@ def draw_runs(count: int, *, telling: float = 4.0, step: bool = True) -> list[Ob
 
 def hits(runs: list[Observation], adapter: object = IDENTITY) -> float:
     assert callable(adapter)
-    got = [adapter(run.logits, run.turns, run.agent_index) for run in runs]
+    got = [adapter(run.logits, run.turns, run.agent_index, run.acting) for run in runs]
     return float(
         np.mean(
             [run.targets.agent[np.argmax(one.agent)] for run, one in zip(runs, got, strict=True)]
@@ -146,7 +146,7 @@ def test_sets_from_held_out_scores_cover_fresh_runs() -> None:
     inside = []
     for i, run in enumerate(runs[80:]):
         trajectory = Trajectory(str(i), "", tuple(Turn("abc"[a], "x") for a in run.agent_index))
-        logits = fitted.adapter(run.logits, run.turns, run.agent_index)
+        logits = fitted.adapter(run.logits, run.turns, run.agent_index, run.acting)
         chosen = decode(trajectory, logits, fitted.calibration).step_set(0.8)
         inside.append(int(np.argmax(run.targets.step)) in chosen)
     assert np.mean(inside) > 0.7
