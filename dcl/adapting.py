@@ -30,7 +30,7 @@ from dcl.artifact import (
     open_artifact,
     write_artifact,
 )
-from dcl.attribution import Attribution, Attributor, Calibration, decode
+from dcl.attribution import SHOWN_COVERAGES, Attribution, Attributor, Calibration, decode
 from dcl.calibration import recalibrate
 from dcl.errors import ConfigError
 from dcl.fitting import FOLDS, PARTS, THRESHOLDS, Fit, Observation, fit, split_folds
@@ -205,6 +205,8 @@ class NaturalReport:
         agent: Share of runs whose agent is guessed first, of systems that were held out, 0 to 1.
         step: The same for the step.
         before: Both without the reading.
+        covered: Share of runs whose step is in the consecutive set for each of `SHOWN_COVERAGES`,
+            of systems that were held out, each system counting alike, 0 to 1.
     """
 
     runs: int
@@ -213,6 +215,7 @@ class NaturalReport:
     agent: float
     step: float
     before: tuple[float, float]
+    covered: tuple[float, ...]
 
 
 def learn_natural(
@@ -249,10 +252,8 @@ def learn_natural(
     base = attributor.calibration
     fitted = fit(runs, base, seed=seed)
     before = [decode(e.trajectory, r.logits, base) for e, r in zip(examples, runs, strict=True)]
-    levels = {
-        level.name: level
-        for level in compare(examples, before, cross_fit(examples, runs, base, seed=seed))
-    }
+    after = cross_fit(examples, runs, base, seed=seed)
+    levels = {level.name: level for level in compare(examples, before, after)}
     agent, step = levels["agent"], levels["step"]
     return fitted, NaturalReport(
         runs=sum(bool(example.faults) for example in examples),
@@ -261,7 +262,20 @@ def learn_natural(
         agent=agent.after[0],
         step=step.after[0],
         before=(agent.before[0], step.before[0]),
+        covered=tuple(_measure_cover(runs, after, coverage) for coverage in SHOWN_COVERAGES),
     )
+
+
+def _measure_cover(
+    runs: Sequence[Observation], found: Sequence[Attribution], coverage: float
+) -> float:
+    """Share of runs whose step is in the set of this coverage; groups count alike."""
+    inside: dict[int, list[bool]] = {}
+    for run, one in zip(runs, found, strict=True):
+        if run.targets.step.any():
+            hit = int(np.argmax(run.targets.step)) in one.step_set(coverage)
+            inside.setdefault(run.group, []).append(hit)
+    return round(float(np.mean([np.mean(hits) for hits in inside.values()])), 4)
 
 
 def _spread_systems(examples: Sequence[Example], seed: int) -> list[Example]:
