@@ -1,8 +1,9 @@
 """Temperatures, thresholds, conformal sets of steps and the limit of trust, from held-out logits.
 
 Conformal sets hold for a run of a group that is exchangeable with the groups they were fitted on:
-a fresh question of the same system, or, where groups are systems, a fresh system. Bystanders cannot
-fail, so who calls leaves them and their turns out, as `dcl.attribution.decode` does.
+a fresh question of the same system, or, where groups are systems, a fresh system. A bystander
+cannot fail: `dcl.fitting` leaves them and their turns out before, as `dcl.attribution.decode` does;
+training (`dcl.learning.training.judge`) calibrates a network on all agents and turns.
 """
 
 from __future__ import annotations
