@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dcl import fitting as module
 from dcl.adapter import COLUMNS, IDENTITY
 from dcl.attribution import Calibration, Logits, decode
+from dcl.calibration import fit_calibration
 from dcl.fitting import (
     AGENT_SHARE,
     Choice,
@@ -203,11 +204,10 @@ def test_a_run_is_calibrated_by_weights_that_it_did_not_teach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[list[Logits]] = []
-    own = module.fit_calibration
 
     def listen(logits: list[Logits], *args: Any, **keys: Any) -> Calibration:
         seen.append(logits)
-        return own(logits, *args, **keys)
+        return fit_calibration(logits, *args, **keys)
 
     monkeypatch.setattr(module, "fit_calibration", listen)
     runs = [
