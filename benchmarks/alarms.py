@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.metrics import Interval, auroc, false_alarm_rate
 from benchmarks.runs import Part
 from benchmarks.tables import markdown_lines, show_share
-from dcl.adapting import _spread_systems
+from dcl.adapting import spread_systems
 from dcl.artifact import Artifact, hash_file, open_artifact
 from dcl.errors import ConfigError
 from dcl.formats import read_examples
@@ -128,7 +128,7 @@ def load_sets(config: AlarmsConfig, artifact: Artifact) -> list[RunSet]:
     seen = {
         example.trajectory.id
         for path in config.natural
-        for example in _spread_systems(list(read_examples(path)), 0)
+        for example in spread_systems(list(read_examples(path)))
     }
     sets = []
     for path in config.data:

@@ -284,6 +284,12 @@ def _read(file: Path, examples: Sequence[Example], groups: Sequence[int]) -> lis
                 logits=Logits(**{f.name: kept[f"{i}.{f.name}"] for f in fields(Logits)}),
                 turns=kept[f"{i}.turns"],
                 agent_index=kept[f"{i}.agent_index"],
+                acting=np.array(
+                    [
+                        name not in example.trajectory.bystanders
+                        for name in example.trajectory.agents
+                    ]
+                ),
                 targets=make_targets(example, sigma=0.0),
             )
             for i, (example, group) in enumerate(zip(examples, groups, strict=True))

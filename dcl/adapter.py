@@ -2,6 +2,7 @@
 
 It re-ranks the turns of a run, moves the logits of agents along with them, and shifts modes. The
 scorer applies it right after the network, so everything that scores a run is adapted alike.
+Bystanders cannot fail: their turns take no part in the posterior over turns.
 
 Letters: `T` turns, `A` agents, `F` columns, `M` = 14 modes.
 """
@@ -23,6 +24,7 @@ from dcl.taxonomy import MODES
 
 Floats = NDArray[np.float64]
 Agents = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 _STRUCTURE = (
     "has_code", "is_first_code", "after_code", "code_before", "code_next", "tool_before",
@@ -84,16 +86,18 @@ class Adapter:
     modes: Floats
     heed: float = 1.0
 
-    def __call__(self, logits: Logits, turns: Floats, agent_index: NDArray[np.int64]) -> Logits:
+    def __call__(self, logits: Logits, turns: Floats, agent_index: Agents, acting: Mask) -> Logits:
         """Adapted logits of one bag.
 
         Args:
             logits: Of the network.
             turns: `(T, len(COLUMNS))`, as `describe_turns` gives them.
             agent_index: `(T,)` int64, agent of each turn.
+            acting: `(A,)` bool, false for bystanders.
         """
         step = self.score_turns(logits, turns)
-        agent = self.score_agents(logits, step, agent_index)
+        odds = agent_log_odds(step, agent_index, acting)
+        agent = self.agent[0] + self.agent[1] * logits.agent + self.agent[2] * odds
         pair = agent[:, None] + self.heed * (logits.pair - logits.agent[:, None]) + self.modes
         return replace(
             logits,
@@ -107,12 +111,6 @@ class Adapter:
         """Adapted step logits, `(T,)`."""
         columns = standardise(select(turns, self.columns), self.mean, self.scale)
         score: Floats = self.trust * logits.step + columns @ self.weights
-        return score
-
-    def score_agents(self, logits: Logits, step: Floats, agent_index: NDArray[np.int64]) -> Floats:
-        """Adapted agent logits, `(A,)`, from adapted step logits."""
-        odds = agent_log_odds(step, agent_index, len(logits.agent))
-        score: Floats = self.agent[0] + self.agent[1] * logits.agent + self.agent[2] * odds
         return score
 
 
@@ -161,10 +159,16 @@ def describe_turns(
     return np.column_stack([features, structure, neighbours, on_path, *network]).astype(np.float64)
 
 
-def agent_log_odds(step: Floats, agent_index: NDArray[np.int64], agents: int) -> Floats:
-    """Log-odds of the posterior mass on the turns of each agent, -8 to 8; `(agents,)`."""
-    probs = softmax(step.astype(np.float32), axis=0)
-    mass = np.bincount(agent_index, weights=probs, minlength=agents)
+def agent_log_odds(step: Floats, agent_index: Agents, acting: Mask) -> Floats:
+    """Log-odds of the posterior mass on the turns of each agent, -8 to 8; `(A,)`.
+
+    Args:
+        step: `(T,)` logits.
+        agent_index: `(T,)` int64, agent of each turn.
+        acting: `(A,)` bool, true for one agent at least; the turns of the others have no mass.
+    """
+    probs = softmax(np.where(acting[agent_index], step, -np.inf).astype(np.float32), axis=0)
+    mass = np.bincount(agent_index, weights=probs, minlength=len(acting))
     mass = np.clip(mass, 1e-9, 1 - 1e-9)
     odds: Floats = np.clip(np.log(mass) - np.log1p(-mass), -8.0, 8.0)
     return odds

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from dcl.artifact import (
     open_artifact,
     write_artifact,
 )
-from dcl.attribution import Attribution, Attributor, Calibration, decode
+from dcl.attribution import SHOWN_COVERAGES, Attribution, Attributor, Calibration, decode
 from dcl.calibration import recalibrate
 from dcl.errors import ConfigError
-from dcl.fitting import FOLDS, PARTS, Fit, Observation, fit, split_folds
+from dcl.fitting import FOLDS, PARTS, THRESHOLDS, Fit, Observation, fit, split_folds
 from dcl.nearest import build_index, save_index
 from dcl.runtime import OnnxScorer, load
 from dcl.splits import group_of
@@ -48,7 +48,8 @@ LEVELS = ("agent", "step", "pair", "agents over the threshold")
 """What is compared: first guesses, and all agents that are declared."""
 
 MOST_OF_A_SYSTEM = 60
-"""Runs of one system in one set that `learn_natural` looks at, so that none of them leads."""
+"""Runs of one system in one set that `learn_natural` looks at, sound ones among them, so that none
+leads."""
 
 _ALIKE = 0.7  # share of common words from which on two questions count as one
 _RESAMPLES = 2000
@@ -81,8 +82,7 @@ class FitReport:
         runs: Labelled runs.
         questions: Groups of runs that ask the same.
         levels: Cross-validated scores before and after.
-        parts: What was changed, names out of `dcl.fitting.PARTS` and `thresholds`; empty where the
-            original stays.
+        parts: What was changed, names out of `dcl.fitting.PARTS`; empty where the original stays.
         refused: Parts that were not better on unseen questions.
         clean: Successful runs that thresholds were moved by.
         flagged: Share of them that were flagged before.
@@ -152,7 +152,7 @@ def adapt(
             for example, group in zip(known, groups, strict=True)
         ]
         fitted, levels, refused = choose_parts(known, runs, base, seed=seed)
-        if fitted.parts:
+        if fitted.adapts:
             scorer.adapters += (fitted.adapter,)
         attributor = Attributor(attributor.bagger, scorer, fitted.calibration)
     calibration, flagged = fitted.calibration, None
@@ -160,15 +160,14 @@ def adapt(
         attributed = list(attributor.batch(sound))
         flagged = float(np.mean([bool(one.findings()) for one in attributed]))
         calibration = recalibrate(calibration, attributed, share=share)
+    moved = any(getattr(calibration, name) != getattr(base, name) for name in THRESHOLDS)
+    changed = fitted.parts | ({"thresholds"} if moved else set())
     report = FitReport(
         runs=len(known),
         questions=len(set(groups)),
         levels=levels,
-        parts=(
-            *(part for part in PARTS if part in fitted.parts),
-            *["thresholds"] * (calibration != base),
-        ),
-        refused=refused,
+        parts=tuple(part for part in PARTS if part in changed),
+        refused=tuple(part for part in refused if part not in changed),
         clean=len(sound),
         flagged=flagged,
         thresholds=(calibration.agent_threshold, calibration.pair_threshold),
@@ -186,12 +185,13 @@ def observe(
         attributor: Gives the bag.
         scorer: Its scorer.
         example: The run.
-        group: Its question.
+        group: Its question, or its system.
     """
     bag = attributor.bagger(example.trajectory)
     *turns, task = scorer.encoder([*bag.windows, bag.task])
     logits, columns = scorer.observe(bag, np.stack(turns), task)
-    return Observation(group, logits, columns, bag.agent_index, make_targets(example, sigma=0.0))
+    targets = make_targets(example, sigma=0.0)
+    return Observation(group, logits, columns, bag.agent_index, bag.acting, targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +199,23 @@ class NaturalReport:
     """How the reading of natural failures fares on systems that it has not seen.
 
     Args:
-        runs: Runs that it was fitted on.
+        runs: Runs with judged or proved steps that it was fitted on.
+        sound: Runs without a fault beside them, for agents and thresholds.
         systems: Systems that they come from.
         agent: Share of runs whose agent is guessed first, of systems that were held out, 0 to 1.
         step: The same for the step.
         before: Both without the reading.
+        covered: Share of runs whose step is in the consecutive set for each of `SHOWN_COVERAGES`,
+            of systems that were held out, each system counting alike, 0 to 1.
     """
 
     runs: int
+    sound: int
     systems: int
     agent: float
     step: float
     before: tuple[float, float]
+    covered: tuple[float, ...]
 
 
 def learn_natural(
@@ -222,8 +227,8 @@ def learn_natural(
 
     Args:
         attributor: The network as it is, with its calibration.
-        sets: Sets of labelled runs; the system of a run is what its metadata calls `framework`,
-            or else where its labels come from.
+        sets: Sets of labelled runs, those without a fault as well; the system of a run is what its
+            metadata calls `framework`, or else where its labels come from.
         seed: Of the choice of runs and of the folds.
 
     Raises:
@@ -232,7 +237,7 @@ def learn_natural(
     scorer = attributor.scorer
     if not isinstance(scorer, OnnxScorer):
         raise ConfigError("expected an exported model")
-    examples = [e for one in sets for e in _spread_systems(list(one), seed)]
+    examples = [e for one in sets for e in spread_systems(list(one), seed)]
     names = [_name_system(example) for example in examples]
     systems = {name: i for i, name in enumerate(dict.fromkeys(names))}
     if len(systems) < FOLDS:
@@ -245,24 +250,41 @@ def learn_natural(
         for example, name in zip(examples, names, strict=True)
     ]
     base = attributor.calibration
-    fitted = fit(runs, base, seed=seed)
+    fitted = fit(runs, base, seed=seed, by_group=False)
     before = [decode(e.trajectory, r.logits, base) for e, r in zip(examples, runs, strict=True)]
-    levels = {
-        level.name: level
-        for level in compare(examples, before, cross_fit(examples, runs, base, seed=seed))
-    }
+    after = cross_fit(examples, runs, base, seed=seed, by_group=False)
+    levels = {level.name: level for level in compare(examples, before, after)}
     agent, step = levels["agent"], levels["step"]
     return fitted, NaturalReport(
-        runs=len(runs),
+        runs=sum(bool(example.faults) for example in examples),
+        sound=sum(not example.faults for example in examples),
         systems=len(systems),
         agent=agent.after[0],
         step=step.after[0],
         before=(agent.before[0], step.before[0]),
+        covered=tuple(_measure_cover(runs, after, coverage) for coverage in SHOWN_COVERAGES),
     )
 
 
-def _spread_systems(examples: Sequence[Example], seed: int) -> list[Example]:
-    """Labelled runs, at most `MOST_OF_A_SYSTEM` of each system, drawn at random."""
+def _measure_cover(
+    runs: Sequence[Observation], found: Sequence[Attribution], coverage: float
+) -> float:
+    """Share of runs whose step is in the set of this coverage; groups count alike."""
+    inside: dict[int, list[bool]] = {}
+    for run, one in zip(runs, found, strict=True):
+        if run.targets.step.any():
+            hit = int(np.argmax(run.targets.step)) in one.step_set(coverage)
+            inside.setdefault(run.group, []).append(hit)
+    return round(float(np.mean([np.mean(hits) for hits in inside.values()])), 4)
+
+
+def spread_systems(examples: Sequence[Example], seed: int = 0) -> list[Example]:
+    """The runs that `learn_natural` looks at: of each system `MOST_OF_A_SYSTEM` at random.
+
+    Args:
+        examples: One set of runs; those without labels are left out.
+        seed: Of the choice.
+    """
     taken: Counter[str] = Counter()
     chosen = []
     for i in np.random.default_rng(seed).permutation(len(examples)).tolist():
@@ -297,22 +319,32 @@ def choose_parts(
     while True:
         after = cross_fit(examples, runs, base, seed=seed, parts=allowed)
         levels = compare(examples, before, after)
-        gain = {level.name: level.gain[0] for level in levels}
-        declared = gain.get(LEVELS[-1], 0.0)
-        worse = {
-            "turns": gain.get("step", gain.get("agent", 0.0)) <= 0,
-            "agents": max(gain.get("agent", 0.0), declared) <= 0,
-            "modes": gain.get("pair", 0.0) <= 0,
-        }
-        refused = {part for part in allowed if worse[part]}
+        refused = _find_worse({level.name: level.gain[0] for level in levels}, allowed)
         if not refused:
             break
         allowed -= refused  # and judge again what is left
     fitted = fit(runs, base, parts=allowed, seed=seed)
-    if not fitted.parts and declared <= 0:
+    if not fitted.parts:
         fitted = Fit(IDENTITY, base, (), frozenset())
         levels = compare(examples, before, before)
     return fitted, levels, tuple(part for part in PARTS if part not in fitted.parts)
+
+
+def _find_worse(gain: Mapping[str, float], allowed: frozenset[str]) -> frozenset[str]:
+    """Parts that are allowed and not better.
+
+    Each is judged by the level that it serves, and whatever moves what is declared by that as well:
+    where it is worse, thresholds go first, then modes, then agents; without these it is as it was.
+    """
+    declared, agent = gain.get(LEVELS[-1], 0.0), gain.get("agent", 0.0)
+    spoilt = declared < 0 and "thresholds" not in allowed
+    worse = {
+        "turns": gain.get("step", agent) <= 0,
+        "agents": max(agent, declared) <= 0 or (spoilt and "modes" not in allowed),
+        "modes": gain.get("pair", 0.0) <= 0 or spoilt,
+        "thresholds": declared <= 0,
+    }
+    return frozenset(part for part in allowed if worse[part])
 
 
 def cross_fit(
@@ -323,6 +355,7 @@ def cross_fit(
     seed: int,
     parts: frozenset[str] = frozenset(PARTS),
     folds: int = FOLDS,
+    by_group: bool = True,
 ) -> list[Attribution]:
     """Attributions of all runs, each by a fit that saw no run of its question.
 
@@ -335,12 +368,13 @@ def cross_fit(
         seed: Of the folds.
         parts: What may be changed.
         folds: Number of folds.
+        by_group: As `dcl.fitting.fit` takes it.
     """
     place = split_folds([run.group for run in runs], folds, seed + 1)
     found: dict[int, Attribution] = {}
     for fold in np.unique(place):
         seen = [run for run, f in zip(runs, place, strict=True) if f != fold]
-        fitted = fit(seen, base, parts=parts, seed=seed)
+        fitted = fit(seen, base, parts=parts, seed=seed, by_group=by_group)
         for i in np.flatnonzero(place == fold).tolist():
             found[i] = attribute_adapted(examples[i].trajectory, runs[i], fitted)
     return [found[i] for i in range(len(runs))]
@@ -348,7 +382,7 @@ def cross_fit(
 
 def attribute_adapted(trajectory: Trajectory, run: Observation, fitted: Fit) -> Attribution:
     """The attribution that an adapted model gives to a run that was observed."""
-    logits = fitted.adapter(run.logits, run.turns, run.agent_index)
+    logits = fitted.adapter(run.logits, run.turns, run.agent_index, run.acting)
     return decode(trajectory, logits, fitted.calibration)
 
 
@@ -429,7 +463,7 @@ def write_adapted(
                 shutil.copyfile(artifact.path / name, folder / name)
         if (artifact.path / CARD).is_file():
             shutil.copyfile(artifact.path / CARD, folder / CARD)
-        if fitted.parts:
+        if fitted.adapts:
             save_adapter(fitted.adapter, folder / ADAPTER)
         if known:
             save_index(build_index(attributor, known), folder / INDEX)

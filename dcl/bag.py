@@ -30,6 +30,7 @@ class Bag:
 
     Args:
         agents: Names in order of first appearance, `A` of them; the model never sees them.
+        acting: `(A,)` bool, false for bystanders, as `Trajectory.bystanders` has them.
         agent_index: `(T,)` int64, agent of each turn.
         reply_to: `(T,)` int64, the earlier turn that this one answers, -1 where there is none.
         windows: Token ids of each turn as the encoder reads it, each `(L,)` int32.
@@ -39,6 +40,7 @@ class Bag:
     """
 
     agents: tuple[str, ...]
+    acting: NDArray[np.bool_]
     agent_index: NDArray[np.int64]
     reply_to: NDArray[np.int64]
     windows: tuple[NDArray[np.int32], ...]
@@ -161,6 +163,7 @@ class Draft:
         self._text = RunText(task, tokens)
         self._words = RunWords()
         self._agents: dict[str, int] = {}
+        self._acting: set[int] = set()
         self._index = Growing(np.int64)
         self._replies = Replies(())
         self.nbytes = 0
@@ -179,6 +182,8 @@ class Draft:
             self._text.add(turn, agent, ids, pieces)
             self._words.add(len(self.turns), agent, words)
             self._index.append(agent)
+            if not turn.is_outside:
+                self._acting.add(agent)
             self.turns.append(turn)
             self.windows.append(self._maker.window(ids))
             self.nbytes += len(turn.content) + self.windows[-1].nbytes + 4 * words[0].nbytes + 1200
@@ -189,8 +194,10 @@ class Draft:
         if self._replies.names != agents:
             self._replies = Replies(agents)  # a new name may change whom an old turn names
         index = self._index.rows
+        acting = np.array([a in self._acting or not self._acting for a in range(len(agents))])
         return Bag(
             agents=agents,
+            acting=acting,
             agent_index=index,
             reply_to=self._replies(self.turns),
             windows=tuple(self.windows),

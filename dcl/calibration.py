@@ -1,7 +1,9 @@
 """Temperatures, thresholds, conformal sets of steps and the limit of trust, from held-out logits.
 
-Conformal sets hold for runs that are exchangeable with those they were fitted on: a fresh run of
-the same system, and no promise for another one.
+Conformal sets hold for a run of a group that is exchangeable with the groups they were fitted on:
+a fresh question of the same system, or, where groups are systems, a fresh system. A bystander
+cannot fail: `dcl.fitting` leaves them and their turns out before, as `dcl.attribution.decode` does;
+training (`dcl.learning.training.judge`) calibrates a network on all agents and turns.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ def fit_calibration(
     targets: Sequence[Targets],
     *,
     steps: Sequence[tuple[Floats, Floats]] = (),
+    groups: Sequence[int] = (),
+    levels: bool = True,
     base: Calibration | None = None,
     precision: float = PRECISION,
 ) -> Calibration:
@@ -48,14 +52,17 @@ def fit_calibration(
         targets: Labels of each bag. Those that no turn can show count as misses when thresholds
             are chosen; bags with unknown modes count for agents only.
         steps: Step logits and target, `(T,)` each, of the bags whose step is labelled.
+        groups: Group of each of `steps`, as `fit_cuts` takes them.
+        levels: Whether agents, modes and pairs get temperatures and thresholds of their own.
         base: What stays where nothing is labelled; None means the defaults.
         precision: Share of right first guesses that is asked of a verdict, 0 to 1.
 
     Returns:
         The calibration.
     """
+    base = base or Calibration()
     fitted: dict[str, Any] = {}
-    for level, (score, label, missed) in _levels(logits, targets).items():
+    for level, (score, label, missed) in _levels(logits, targets).items() if levels else ():
         fitted[f"{level}_temperature"] = fit_temperature(score, label)
         cut, _ = best_threshold(score, label, missed=missed)
         fitted[f"{level}_threshold"] = float(
@@ -66,42 +73,55 @@ def fit_calibration(
         probs = [softmax(logits / temperature, axis=0) for logits, _ in steps]
         turns = [int(np.argmax(target)) for _, target in steps]
         fitted["ranked_cuts"] = fit_cuts(
-            [rank_scores(p)[t] for p, t in zip(probs, turns, strict=True)]
+            [rank_scores(p)[t] for p, t in zip(probs, turns, strict=True)], groups
         )
         fitted["span_cuts"] = fit_cuts(
-            [span_scores(p)[t] for p, t in zip(probs, turns, strict=True)]
+            [span_scores(p)[t] for p, t in zip(probs, turns, strict=True)], groups
         )
     faulty = [(o, t) for o, t in zip(logits, targets, strict=True) if t.agent.any()]
     if faulty:
-        heat = fitted["agent_temperature"]
+        heat = fitted.get("agent_temperature", base.agent_temperature)
         fitted["trust_threshold"] = fit_trust(
             [float(sigmoid(one.agent / heat).max()) for one, _ in faulty],
             [bool(target.agent[np.argmax(one.agent)]) for one, target in faulty],
             precision=precision,
         )
         fitted["trust_precision"] = precision
-    return replace(base or Calibration(), **fitted)
+    return replace(base, **fitted)
 
 
-def fit_cuts(scores: Sequence[float]) -> tuple[float, ...]:
+def fit_cuts(scores: Sequence[float], groups: Sequence[int] = ()) -> tuple[float, ...]:
     """The largest score that a turn of a conformal set may have, for each whole percent.
+
+    All groups weigh the same, however many runs they have, and one more group, the new one, counts
+    as if all of its scores were the largest. So the coverage is that of a run of a new group; with
+    one run a group this is the rank `ceil((n + 1) coverage)` of split conformal prediction.
 
     Args:
         scores: Score of the turn that was labelled in each held-out run, 0 to 1, as `rank_scores`
             or `span_scores` gives it.
+        groups: Group of each score, such as its question or its system; none means that each is
+            its own.
 
     Returns:
-        99 cuts, for a coverage of 1 to 99 %, each the order statistic that gives at least this
-        coverage in any finite sample; 1, which lets every turn in, where there are too few runs.
+        99 cuts, for a coverage of 1 to 99 %, each the least score that gives at least this
+        coverage in any finite sample; 1, which lets every turn in, where there are too few groups.
 
     Source:
-        Vovk et al. 2005; Lei et al. 2018, "Distribution-Free Predictive Inference for Regression",
-        for the split form and the rank `ceil((n + 1) coverage)`.
+        Vovk et al. 2005 for the split form; Lee, Barber and Willett 2023, "Distribution-free
+        inference with hierarchical data", for groups.
     """
-    ordered = np.sort(np.asarray(scores, dtype=np.float64))
-    ranks = [math.ceil((len(ordered) + 1) * percent / 100 - 1e-9) for percent in PERCENT]
+    values = np.asarray(scores, dtype=np.float64)
+    _, place, sizes = np.unique(
+        np.asarray(groups if len(groups) else np.arange(len(values)), dtype=np.int64),
+        return_inverse=True,
+        return_counts=True,
+    )
+    order = np.argsort(values, kind="stable")
+    mass = np.cumsum(1 / ((len(sizes) + 1) * sizes[place[order]]))
+    ranks = np.searchsorted(mass, np.array(PERCENT) / 100 - 1e-9)
     return tuple(
-        round(min(float(ordered[r - 1]) + 1e-6, 1.0), 6) if r <= len(ordered) else 1.0
+        round(min(float(values[order[r]]) + 1e-6, 1.0), 6) if r < len(values) else 1.0
         for r in ranks
     )
 

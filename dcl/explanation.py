@@ -153,9 +153,7 @@ def explain(
                 else (),
                 neighbour=None
                 if index is None
-                else index.find(
-                    _encode(attributor, bag, finding.turn), mode=mode, run=trajectory.id
-                ),
+                else index.find(_encode(attributor, bag, finding.turn), mode=mode, run=trajectory),
                 path=trace_blame(trajectory, bag, finding.turn),
             )
         )

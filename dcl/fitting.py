@@ -4,14 +4,15 @@ The network stays as it is. Turns are ranked by a conditional logit (a softmax o
 run) on its outputs and on the features of turns, once for each set of columns, and the scores are
 averaged; agents follow by a logistic regression with three numbers; modes by one shift each. How
 strong a penalty and how much of the network to keep is chosen by cross-validation over questions,
-and a part that does not earn its place there is left out. numpy is enough for all of it.
+and a part that does not earn its place there is left out. Bystanders cannot fail and are left out
+of all of it, as `dcl.attribution.decode` leaves them out. numpy is enough.
 
 Letters: `n` runs, `N` turns of all runs, `A` agents of all runs, `F` columns, `M` = 14 modes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -34,8 +35,10 @@ HEEDS = (1.0, 0.5, 0.25, 0.0)
 """Shares of the network's mode logits that are tried."""
 AGENT_SHARE = 0.3
 """Weight of the agent beside the step where both are labelled."""
-PARTS = ("turns", "agents", "modes")
-"""What an adapter can change; each is left out where it does not pay."""
+PARTS = ("turns", "agents", "modes", "thresholds")
+"""What a fit can change: three parts of the adapter, and from where on something is declared."""
+THRESHOLDS = ("agent_threshold", "mode_threshold", "pair_threshold")
+"""Fields of a calibration that say from where on something is declared."""
 FOLDS = 5
 
 _ROUNDS = 25  # of Newton's method; it ends before
@@ -47,10 +50,12 @@ class Observation:
     """One labelled run as a fit sees it.
 
     Args:
-        group: Question; runs of one question are never on both sides of a fold.
-        logits: Of the network, not adapted.
+        group: Question, or system; runs of one group are never on both sides of a fold.
+        logits: Of the model as it is before the fit: of the network, or of the reading of natural
+            failures over it.
         turns: `(T, len(COLUMNS))`.
         agent_index: `(T,)` int64, agent of each turn.
+        acting: `(A,)` bool, false for bystanders.
         targets: Labels, steps not softened.
     """
 
@@ -58,6 +63,7 @@ class Observation:
     logits: Logits
     turns: Floats
     agent_index: NDArray[np.int64]
+    acting: NDArray[np.bool_]
     targets: Targets
 
 
@@ -81,8 +87,9 @@ class Fit:
     """An adapter with the calibration that goes with it.
 
     Args:
-        adapter: Applied to the logits of the network.
-        calibration: Of the adapted logits, from runs that the fold had not seen.
+        adapter: Applied to the logits of the model as it was.
+        calibration: Of the adapted logits. Each run counts with logits whose weights are from
+            folds without its group; all groups together chose penalties and what pays.
         choices: How each set of columns scores turns; empty where the network's own order stays.
         parts: Names out of `PARTS` that are changed.
     """
@@ -92,6 +99,11 @@ class Fit:
     choices: tuple[Choice, ...]
     parts: frozenset[str]
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the adapter changes anything."""
+        return bool(self.parts - {"thresholds"})
+
 
 def fit(
     runs: Sequence[Observation],
@@ -99,38 +111,92 @@ def fit(
     *,
     parts: frozenset[str] = frozenset(PARTS),
     seed: int = 0,
+    by_group: bool = True,
 ) -> Fit:
-    """Learn from labelled runs of one system.
+    """Learn from labelled runs.
+
+    Without `thresholds` those of the base stay; where agents and modes do not change either, so do
+    their temperatures, and all that is declared is what the base declares.
 
     Args:
-        runs: Labelled runs; of at least two questions for anything to be learned.
+        runs: Labelled runs; of at least two groups for anything to be learned.
         base: Calibration of the model, kept where nothing is labelled.
         parts: What may be changed, names out of `PARTS`.
         seed: Of the folds.
+        by_group: Let sets of steps hold for a run of a new group, as `fit_cuts` says; otherwise for
+            one more run, whichever groups there are.
     """
+    runs = [leave_bystanders_out(run) for run in runs]
     folds = split_folds([run.group for run in runs], FOLDS, seed)
     if folds.max(initial=0) < 1:
         return Fit(IDENTITY, base, (), frozenset())
     choices, scores = _fit_order(runs, folds, parts)
     turns = average([fit_turns(runs, choice) for choice in choices]) if choices else IDENTITY
-    agents = _fit_agents(runs, scores, folds) if "agents" in parts else IDENTITY.agent
-    modes, heed = _fit_modes(runs, folds) if "modes" in parts else (IDENTITY.modes, IDENTITY.heed)
-    adapter = replace(turns, agent=agents, modes=modes, heed=heed)
-    held_out = [_apply(run, score, adapter) for run, score in zip(runs, scores, strict=True)]
+    agents = _Weights(IDENTITY.agent, {})
+    modes, heed = _Weights(IDENTITY.modes, {}), IDENTITY.heed
+    if "agents" in parts:
+        agents = _fit_agents(runs, scores, folds)
+    if "modes" in parts:
+        modes, heed = _fit_modes(runs, folds)
+    adapter = replace(turns, agent=agents.whole, modes=modes.whole, heed=heed)
     kept = {"turns"} if choices else set()
-    kept |= {"agents"} if not np.array_equal(agents, IDENTITY.agent) else set()
-    kept |= {"modes"} if modes.any() or heed != IDENTITY.heed else set()
+    kept |= {"agents"} if not np.array_equal(agents.whole, IDENTITY.agent) else set()
+    kept |= {"modes"} if modes.whole.any() or heed != IDENTITY.heed else set()
+    held_out = [
+        _apply(run, score, agents.without(fold), modes.without(fold), heed)
+        for run, score, fold in zip(runs, scores, folds.tolist(), strict=True)
+    ]
+    stepped = [i for i, run in enumerate(runs) if run.targets.step.any()]
     calibration = fit_calibration(
         held_out,
         [run.targets for run in runs],
-        steps=[
-            (one.step, run.targets.step)
-            for one, run in zip(held_out, runs, strict=True)
-            if run.targets.step.any()
-        ],
+        steps=[(held_out[i].step, runs[i].targets.step) for i in stepped],
+        groups=[runs[i].group for i in stepped] if by_group else (),
+        levels="thresholds" in parts or bool(kept & {"agents", "modes"}),
         base=base,
     )
+    old = {name: getattr(base, name) for name in THRESHOLDS}
+    if "thresholds" not in parts:
+        calibration = replace(calibration, **old)
+    elif old != {name: getattr(calibration, name) for name in THRESHOLDS}:
+        kept |= {"thresholds"}
     return Fit(adapter, calibration, choices, frozenset(kept))
+
+
+def leave_bystanders_out(run: Observation) -> Observation:
+    """The same run with those agents and turns alone that can be blamed.
+
+    Labels of bystanders count as out of reach, and a step that one of them takes as none.
+
+    Args:
+        run: Its arrays are not changed.
+    """
+    if run.acting.all():
+        return run
+    acting, spoken = run.acting, run.acting[run.agent_index]
+    logits, targets = run.logits, run.targets
+    step = targets.step[spoken]
+    return replace(
+        run,
+        logits=Logits(
+            agent=logits.agent[acting],
+            mode=logits.mode,
+            pair=logits.pair[acting],
+            step=logits.step[spoken],
+            attention=logits.attention[spoken],
+        ),
+        turns=run.turns[spoken],
+        agent_index=(np.cumsum(acting) - 1)[run.agent_index[spoken]],
+        acting=acting[acting],
+        targets=replace(
+            targets,
+            agent=targets.agent[acting],
+            pair=targets.pair[acting],
+            step=step / max(float(step.sum()), _SMALL),
+            lost_agents=targets.lost_agents + int(targets.agent[~acting].sum()),
+            lost_pairs=targets.lost_pairs + int(targets.pair[~acting].sum()),
+        ),
+    )
 
 
 def fit_turns(runs: Sequence[Observation], choice: Choice, start: Floats | None = None) -> Adapter:
@@ -313,16 +379,28 @@ def _cross_validate(
     return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weights:
+    """Weights fitted on all runs, `(P,)`, and by fold those that were fitted without its runs."""
+
+    whole: Floats
+    by_fold: Mapping[int, Floats]
+
+    def without(self, fold: int) -> Floats:
+        """Weights that no run of this fold had a part in."""
+        return self.by_fold.get(fold, self.whole)
+
+
 def _fit_agents(
     runs: Sequence[Observation], scores: Sequence[Floats], folds: NDArray[np.int64]
-) -> Floats:
+) -> _Weights:
     """Constant and two weights of the agent logits; those of the identity where they do not pay."""
     rows = [
         np.column_stack(
             [
                 np.ones(len(run.logits.agent)),
                 run.logits.agent,
-                agent_log_odds(score, run.agent_index, len(run.logits.agent)),
+                agent_log_odds(score, run.agent_index, run.acting),
             ]
         )
         for run, score in zip(runs, scores, strict=True)
@@ -331,11 +409,11 @@ def _fit_agents(
     return _fit_logistic(rows, labels, IDENTITY.agent, folds)[0]
 
 
-def _fit_modes(runs: Sequence[Observation], folds: NDArray[np.int64]) -> tuple[Floats, float]:
+def _fit_modes(runs: Sequence[Observation], folds: NDArray[np.int64]) -> tuple[_Weights, float]:
     """A shift for every mode that pays, 0 for the others, and how far the network is heeded."""
     known = [i for i, run in enumerate(runs) if run.targets.known and run.targets.mode.any()]
     if not known:
-        return np.zeros(len(MODES)), 1.0
+        return _Weights(IDENTITY.modes, {}), IDENTITY.heed
     tried = {heed: _fit_shifts([runs[i] for i in known], folds[known], heed) for heed in HEEDS}
     heed = min(tried, key=lambda heed: tried[heed][1])
     own = sum(
@@ -343,20 +421,27 @@ def _fit_modes(runs: Sequence[Observation], folds: NDArray[np.int64]) -> tuple[F
         for run in (runs[i] for i in known)
     )
     shifts, loss = tried[heed]
-    return (shifts, heed) if loss < own else (np.zeros(len(MODES)), 1.0)
+    return (shifts, heed) if loss < own else (_Weights(IDENTITY.modes, {}), IDENTITY.heed)
 
 
 def _fit_shifts(
     runs: Sequence[Observation], folds: NDArray[np.int64], heed: float
-) -> tuple[Floats, float]:
+) -> tuple[_Weights, float]:
     """A shift for every mode that pays, and the held-out loss of all modes in nats."""
-    shifts, total = np.zeros(len(MODES)), 0.0
+    fitted, total = [], 0.0
     for m in range(len(MODES)):
         rows = [np.array([[1.0, heed * run.logits.mode[m]]]) for run in runs]
         labels = [run.targets.mode[m : m + 1].astype(np.float64) for run in runs]
         weights, loss = _fit_logistic(rows, labels, np.array([0.0, 1.0]), folds, free=1)
-        shifts[m] = weights[0]
+        fitted.append(weights)
         total += loss
+    shifts = _Weights(
+        np.array([weights.whole[0] for weights in fitted]),
+        {
+            fold: np.array([weights.without(fold)[0] for weights in fitted])
+            for fold in np.unique(folds).tolist()
+        },
+    )
     return shifts, total
 
 
@@ -367,7 +452,7 @@ def _fit_logistic(
     folds: NDArray[np.int64],
     *,
     free: int | None = None,
-) -> tuple[Floats, float]:
+) -> tuple[_Weights, float]:
     """Ridge logistic regression towards `prior`; the prior itself where held-out runs lose.
 
     Args:
@@ -378,20 +463,21 @@ def _fit_logistic(
         free: Leading weights that may move; None means all.
 
     Returns:
-        `(P,)` weights, and the summed held-out loss of runs under them in nats.
+        The weights, and the summed held-out loss of runs under them in nats.
     """
     before = np.array([_log_loss(x @ prior, y) for x, y in zip(rows, labels, strict=True)])
-    after = before.copy()
-    for fold in np.unique(folds):
+    after, by_fold = before.copy(), {}
+    for fold in np.unique(folds).tolist():
         seen = np.flatnonzero(folds != fold).tolist()
         if not seen:
             continue
         weights = _solve_logistic([rows[i] for i in seen], [labels[i] for i in seen], prior, free)
+        by_fold[fold] = weights
         for i in np.flatnonzero(folds == fold).tolist():
             after[i] = _log_loss(rows[i] @ weights, labels[i])
     if not _pays(before - after):
-        return prior, float(before.sum())
-    return _solve_logistic(rows, labels, prior, free), float(after.sum())
+        return _Weights(prior, {}), float(before.sum())
+    return _Weights(_solve_logistic(rows, labels, prior, free), by_fold), float(after.sum())
 
 
 def _solve_logistic(
@@ -423,8 +509,8 @@ def _pays(gains: Floats) -> bool:
     return bool(gains.mean() > spread)
 
 
-def _apply(run: Observation, step: Floats, adapter: Adapter) -> Logits:
+def _apply(run: Observation, step: Floats, agent: Floats, modes: Floats, heed: float) -> Logits:
     """Logits of one run with given step logits and the rest of an adapter."""
     fixed = replace(run.logits, step=step.astype(np.float32))
-    rest = replace(IDENTITY, agent=adapter.agent, modes=adapter.modes, heed=adapter.heed)
-    return rest(fixed, run.turns, run.agent_index)
+    rest = replace(IDENTITY, agent=agent, modes=modes, heed=heed)
+    return rest(fixed, run.turns, run.agent_index, run.acting)

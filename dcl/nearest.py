@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dcl.attribution import Attributor
 from dcl.errors import ArtifactError, ConfigError
 from dcl.files import whole
 from dcl.taxonomy import ErrorMode
-from dcl.trajectory import Example, Fault
+from dcl.trajectory import Example, Fault, Trajectory
 
 _SNIPPET = 200  # characters of a turn that are kept
 
@@ -47,26 +48,31 @@ class Index:
 
     Args:
         vectors: `(n, E)` float16, unit norm.
-        rows: Run, fault and text of each, as JSON objects.
+        rows: Run, digest of the run, fault and text of each, as JSON objects.
     """
 
     vectors: NDArray[np.float16]
     rows: tuple[dict[str, Any], ...]
 
     def find(
-        self, vector: NDArray[np.float32], *, mode: ErrorMode | None = None, run: str | None = None
+        self,
+        vector: NDArray[np.float32],
+        *,
+        mode: ErrorMode | None = None,
+        run: Trajectory | None = None,
     ) -> Neighbour | None:
         """The labelled turn that is most like a turn.
 
         Args:
             vector: `(E,)`, unit norm.
             mode: Only faults of this mode count if there are any.
-            run: Turns of this run do not count.
+            run: Turns of this run do not count, whatever its id: ids recur.
 
         Returns:
             The nearest; None if the index holds no other run.
         """
-        others = [i for i, row in enumerate(self.rows) if row["run"] != run]
+        own = None if run is None else digest_run(run)
+        others = [i for i, row in enumerate(self.rows) if row["digest"] != own]
         alike = [i for i in others if mode and self.rows[i]["fault"].get("mode") == mode.value]
         among = alike or others
         if not among:
@@ -97,6 +103,7 @@ def build_index(attributor: Attributor, examples: Iterable[Example]) -> Index:
     for example in examples:
         run = example.trajectory
         found = None
+        windows = attributor.bagger(run).windows if example.faults else ()
         for fault in example.faults or ():
             if fault.agent not in run.agents:
                 continue
@@ -105,13 +112,29 @@ def build_index(attributor: Attributor, examples: Iterable[Example]) -> Index:
                 found = found or attributor(run)
                 mode = None if fault.mode is None else fault.mode.index
                 turn = found.turn_of(run.agents.index(fault.agent), mode)
-            window = attributor.bagger(run).windows[turn]
-            vectors.append(encoder([window])[0])
+            vectors.append(encoder([windows[turn]])[0])
             text = " ".join(run.turns[turn].content[: 4 * _SNIPPET].split())[:_SNIPPET]
-            rows.append({"run": run.id, "fault": fault.to_dict(), "text": text})
+            rows.append(
+                {
+                    "run": run.id,
+                    "digest": digest_run(run),
+                    "fault": fault.to_dict(),
+                    "text": text,
+                }
+            )
     if not rows:
         return Index(np.zeros((0, encoder.width), dtype=np.float16), ())
     return Index(np.stack(vectors).astype(np.float16), tuple(rows))
+
+
+def digest_run(run: Trajectory) -> str:
+    """32 hex digits that two runs share where the task and all turns are the same.
+
+    Args:
+        run: Its id and metadata do not count.
+    """
+    said = [run.task, *((turn.agent, turn.content) for turn in run.turns)]
+    return blake2b(json.dumps(said).encode("ascii"), digest_size=16).hexdigest()
 
 
 def save_index(index: Index, file: Path) -> None:
@@ -132,7 +155,7 @@ def load_index(file: Path) -> Index:
             vectors, text = kept["vectors"], kept["rows"].tobytes()
         rows = tuple(json.loads(text))
         sound = vectors.ndim == 2 and len(vectors) == len(rows)
-        sound = sound and all({"run", "fault", "text"} <= row.keys() for row in rows)
+        sound = sound and all({"run", "digest", "fault", "text"} <= row.keys() for row in rows)
     except Exception as error:  # a damaged archive raises almost anything
         raise ArtifactError(f"{file}: expected an index of labelled turns: {error}") from None
     if not sound:

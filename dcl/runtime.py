@@ -185,7 +185,7 @@ class OnnxScorer:
     def _adapt(self, logits: Logits, columns: NDArray[np.float64], bag: Bag) -> Logits:
         """Logits after every adapter; columns are always those of the network itself."""
         for adapter in self.adapters:
-            logits = adapter(logits, columns, bag.agent_index)
+            logits = adapter(logits, columns, bag.agent_index, bag.acting)
         return logits
 
     def _run_head(

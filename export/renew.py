@@ -40,7 +40,9 @@ def renew(
     """Give an exported model its encoder anew; all is written and checked, or nothing.
 
     Scales of static int8 come from turns of training questions; on validation questions the new
-    encoder is held against the one that the model has, before and after quantising.
+    encoder is held against the one that the model has, before and after quantising. The manifest
+    then has the pairs that the new encoder finds as `scores`; what training measured, with the
+    encoder that it had, stays as `trained_scores`.
 
     Args:
         model: Folder of an exported model.
@@ -109,6 +111,8 @@ def renew(
                 **{name: manifest[name] for name in MAKERS if name in manifest},
                 "engines": manifest["engines"],
                 "scores": {"valid": {"pair": scores["pair_f1_int8"]}},
+                "trained_scores": artifact.notes.get("trained_scores")
+                or artifact.notes.get("scores", {}),
                 "parity": parity,
             },
         )

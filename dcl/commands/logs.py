@@ -40,10 +40,15 @@ def explain(
     output: Annotated[Output, typer.Option(help="Lines for people, or JSON lines.")] = Output.TABLE,
     out: Out = None,
     top_k: TopK = None,
-    words: Annotated[int, typer.Option(min=0, metavar="N", help="Words to show.")] = 8,
+    words: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Words to show, where modes follow from them.")
+    ] = 8,
     sentences: Annotated[int, typer.Option(min=0, metavar="N", help="Sentences to show.")] = 3,
 ) -> None:
-    """Show what speaks for each finding: words, sentences, the way of the fault, like ones."""
+    """Show what speaks for each finding: sentences and the way of the fault.
+
+    With --injected words, too; after `dcl fit` the labelled turn that is most alike.
+    """
     from dcl.artifact import INDEX
     from dcl.cli import load_model
     from dcl.explanation import explain as explain_run

@@ -26,6 +26,7 @@ from dcl.taxonomy import MODES
 
 M = len(MODES)
 INDEX = np.array([0, 1, 0, 2])
+ALL = np.ones(3, dtype=bool)
 
 
 def draw_logits(seed: int = 0) -> Logits:
@@ -103,14 +104,14 @@ def test_columns_of_neighbours_follow_a_slow_loop() -> None:
 
 def test_the_identity_changes_nothing() -> None:
     logits = draw_logits()
-    got = IDENTITY(logits, describe(), INDEX)
+    got = IDENTITY(logits, describe(), INDEX, ALL)
     for name in ("agent", "mode", "pair", "step", "attention"):
         assert getattr(got, name) == pytest.approx(getattr(logits, name), abs=1e-6)
 
 
 def test_an_adapter_follows_a_slow_loop() -> None:
     logits, turns, adapter = draw_logits(), describe({1: 2}), make_adapter()
-    got = adapter(logits, turns, INDEX)
+    got = adapter(logits, turns, INDEX, ALL)
     step = []
     for t in range(4):
         x = [max(-4, min(4, ([0.0, 1.0, 2.0, 300.0][t] - 0.5) / 2)), float(t == 1)]
@@ -130,16 +131,28 @@ def test_an_adapter_follows_a_slow_loop() -> None:
 def test_without_heed_modes_are_the_shifts_alone() -> None:
     logits = draw_logits()
     modes = np.linspace(-1, 1, M)
-    found = replace(IDENTITY, modes=modes, heed=0.0)(logits, np.zeros((4, len(COLUMNS))), INDEX)
+    silent = replace(IDENTITY, modes=modes, heed=0.0)
+    found = silent(logits, np.zeros((4, len(COLUMNS))), INDEX, ALL)
     np.testing.assert_allclose(found.mode, modes, atol=1e-6)
     np.testing.assert_allclose(found.pair, logits.agent[:, None] + modes, atol=1e-6)
     np.testing.assert_array_equal(found.agent, logits.agent)
 
 
 def test_log_odds_are_finite_where_one_agent_has_all_of_it() -> None:
-    odds = agent_log_odds(np.array([900.0, 0, 0, 0]), INDEX, 3)
+    odds = agent_log_odds(np.array([900.0, 0, 0, 0]), INDEX, ALL)
     assert odds.tolist() == [8, -8, -8]
-    assert agent_log_odds(np.zeros(2), np.zeros(2, dtype=np.int64), 1).tolist() == [8]
+    assert agent_log_odds(np.zeros(2), np.zeros(2, dtype=np.int64), ALL[:1]).tolist() == [8]
+
+
+def test_turns_of_bystanders_have_no_part_in_the_odds() -> None:
+    step, acting = np.array([5.0, 1.0, 7.0, 1.5]), np.array([False, True, True])
+    share = 1 / (1 + np.exp(0.5))  # agents 1 and 2 have one turn each, half a nat apart
+    odds = np.log(share / (1 - share))
+    assert agent_log_odds(step, INDEX, acting) == pytest.approx([-8, odds, -odds], abs=1e-5)
+    logits, turns = draw_logits(), describe({1: 2})
+    louder = replace(logits, step=logits.step + np.array([9, 0, 9, 0], dtype=np.float32))
+    one, two = (make_adapter()(each, turns, INDEX, acting) for each in (logits, louder))
+    assert one.agent[1:] == pytest.approx(two.agent[1:])
 
 
 def test_structure_says_where_code_and_tools_stand() -> None:
@@ -164,8 +177,8 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     again = load_adapter(tmp_path / "a.json")
     logits, turns = draw_logits(), describe({1: 2})
     for adapter in (again, make_adapter()):
-        assert adapter(logits, turns, INDEX).pair == pytest.approx(
-            make_adapter()(logits, turns, INDEX).pair, abs=1e-6
+        assert adapter(logits, turns, INDEX, ALL).pair == pytest.approx(
+            make_adapter()(logits, turns, INDEX, ALL).pair, abs=1e-6
         )
     save_adapter(replace(IDENTITY), tmp_path / "b.json")
     assert load_adapter(tmp_path / "b.json").columns == ()

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from dcl.adapter import COLUMNS
 from dcl.adapting import (
     FEWEST,
     MOST_OF_A_SYSTEM,
     adapt,
+    choose_parts,
     compare,
     group_questions,
     learn_natural,
@@ -20,9 +22,11 @@ from dcl.artifact import ADAPTER, INDEX, read_manifest, verify
 from dcl.attribution import Attribution, Calibration, Logits, decode
 from dcl.cli import app
 from dcl.errors import ConfigError
+from dcl.fitting import Observation
 from dcl.nearest import load_index
 from dcl.runtime import load
 from dcl.shipped import find_model
+from dcl.targets import make_targets
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example, Fault, Trajectory, Turn
 
@@ -98,19 +102,63 @@ def test_a_fit_writes_a_model_that_every_reader_loads(tmp_path: Path) -> None:
     assert manifest["fit"]["runs"] == FEWEST
     index = load_index(out / INDEX)
     assert len(index.rows) == FEWEST
-    near = index.find(index.vectors[3].astype(np.float32), run="another")
+    near = index.find(index.vectors[3].astype(np.float32))
     assert near is not None
     assert near.fault == Fault("coder", None, 1)
     assert "I guess" in near.text
     adapted = load(out)
     flagged = [bool(one.findings()) for one in adapted.batch(clean)]
     assert sum(flagged) <= 2
-    for level in report.levels:
-        if level.name in ("agent", "step"):
-            assert level.after[0] >= level.before[0]
+    assert "thresholds" in report.parts  # the successful runs moved them
     if ADAPTER in manifest["files"]:
         with pytest.raises(ConfigError, match="adapted already"):
             adapt(out, EXAMPLES, tmp_path / "again")
+
+
+def draw_run(number: int, *, agent: str, certain: float) -> tuple[Example, Observation]:
+    """Three agents speak twice; a column tells the faulty turn, the logit of `agent` is high."""
+    rng = np.random.default_rng(number)
+    index = np.array([0, 1, 2, 0, 1, 2])
+    run = Trajectory(f"run-{number}", f"{number}", tuple(Turn("abc"[a], "x") for a in index))
+    fault = int(rng.integers(6))
+    example = Example(run, (Fault("abc"[index[fault]], None, fault),))
+    turns = rng.standard_normal((6, len(COLUMNS)))
+    turns[:, COLUMNS.index("to_task")] += 5.0 * (np.arange(6) == fault)
+    blamed = index[fault] if agent == "the faulty one" else rng.integers(3)
+    score = np.where(np.arange(3) == blamed, certain, -certain).astype(np.float32)
+    pair = np.full((3, M), -9.0, dtype=np.float32)
+    step = rng.standard_normal(6).astype(np.float32)
+    logits = Logits(score, pair[0], pair, step, np.zeros((6, M), dtype=np.float32))
+    acting = np.ones(3, dtype=bool)
+    targets = make_targets(example, sigma=0.0)
+    return example, Observation(number, logits, turns, index, acting, targets)
+
+
+def test_thresholds_stay_where_nothing_more_is_declared_rightly() -> None:
+    drawn = [draw_run(i, agent="the faulty one", certain=3.0) for i in range(30)]
+    base = Calibration(agent_temperature=1.5, agent_threshold=0.3)
+    examples, runs = zip(*drawn, strict=True)
+    fitted, levels, refused = choose_parts(examples, runs, base, seed=0)
+    gains = {level.name: level.gain[0] for level in levels}
+    assert gains["step"] > 0.3
+    assert gains["agents over the threshold"] == 0
+    assert fitted.parts == {"turns"}
+    assert refused == ("agents", "modes", "thresholds")
+    assert fitted.calibration.agent_threshold == 0.3
+    assert fitted.calibration.agent_temperature == 1.5
+    assert len(fitted.calibration.span_cuts) == 99
+
+
+def test_thresholds_move_where_more_is_declared_rightly() -> None:
+    drawn = [draw_run(i, agent="anyone", certain=1.0) for i in range(40)]
+    base = Calibration(agent_threshold=0.99)  # nobody is declared
+    examples, runs = zip(*drawn, strict=True)
+    fitted, levels, refused = choose_parts(examples, runs, base, seed=0)
+    gains = {level.name: level.gain[0] for level in levels}
+    assert gains["agents over the threshold"] > 0.3
+    assert fitted.parts >= {"turns", "agents", "thresholds"}
+    assert fitted.calibration.agent_threshold < 0.9
+    assert refused == ("modes",)
 
 
 def test_the_command_says_what_it_did(tmp_path: Path) -> None:
@@ -170,5 +218,7 @@ def test_one_system_does_not_lead_and_too_few_are_refused() -> None:
     ):
         learn_natural(network, [same])
     others = [of_system(make_example(i), f"system {i}") for i in range(5)]
-    _, report = learn_natural(network, [same, others])
-    assert report.runs == MOST_OF_A_SYSTEM + 5
+    sound = replace(same[0], faults=())
+    _, report = learn_natural(network, [[*same, *[sound] * 40], others])
+    assert report.runs + report.sound == MOST_OF_A_SYSTEM + 5
+    assert report.sound > 0

@@ -10,7 +10,7 @@ from dcl.bag import MOST_TURNS, Bag, BagMaker, Replies
 from dcl.errors import TraceError
 from dcl.features import TEXT_FEATURES
 from dcl.lexical import Words
-from dcl.trajectory import Trajectory
+from dcl.trajectory import Trajectory, Turn, TurnKind
 
 START, END = (make_tokenizer().token_to_id(token) for token in ("[CLS]", "[SEP]"))
 
@@ -136,6 +136,22 @@ def test_of_several_names_the_latest_speaker_counts() -> None:
 
 def test_own_names_and_names_that_come_later_do_not_count() -> None:
     assert replies(("A", "ask B"), ("B", "I am B"), ("A", "A says")) == [-1, 0, 1]
+
+
+def test_the_person_and_the_prompt_do_not_act() -> None:
+    turns = (
+        Turn("system", "be kind", kind=TurnKind.SYSTEM),
+        Turn("user", "2 + 2?", role="user"),
+        Turn("solver", "5", role="assistant"),
+        Turn("user", "sure?", role="user"),
+    )
+    draft = bagger().start("2 + 2?")
+    for count in range(1, len(turns) + 1):
+        run = Trajectory("r", "2 + 2?", turns[:count])
+        draft.extend(turns[count - 1 : count])
+        for bag in (bagger()(run), draft.bag()):
+            assert bag.acting.tolist() == [name not in run.bystanders for name in run.agents]
+    assert bag.acting.tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(

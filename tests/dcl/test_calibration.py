@@ -243,6 +243,61 @@ def test_sets_cover_as_often_as_they_promise() -> None:
             assert np.mean(true[2000:] <= cut) == pytest.approx(percent / 100, abs=0.03)
 
 
+@light
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=20),
+    st.integers(1, 99),
+)
+def test_groups_weigh_the_same_in_a_cut(rows: list[tuple[float, int]], percent: int) -> None:
+    scores, groups = [score for score, _ in rows], [group for _, group in rows]
+    count = len(set(groups))
+
+    def mass(cut: float) -> float:
+        inside = [(score <= cut, group) for score, group in rows]
+        shares = [np.mean([i for i, other in inside if other == one]) for one in set(groups)]
+        return float(np.sum(shares)) / (count + 1)
+
+    enough = [score for score in scores if mass(score) >= percent / 100 - 1e-9]
+    cut = fit_cuts(scores, groups)[percent - 1]
+    assert cut == pytest.approx(min(enough) if enough else 1.0, abs=3e-6)
+
+
+def test_a_large_group_does_not_speak_for_a_new_one() -> None:
+    rng = np.random.default_rng(4)
+    covered: list[tuple[float, float]] = []
+    for _ in range(1000):
+        level = rng.random(11)  # one number a group, and its scores close to it
+        level[:10].sort()  # the group with most runs is the easiest
+        groups = [0] * 200 + [group for group in range(1, 10) for _ in range(5)]
+        scores = [float(level[group] + 0.01 * rng.random()) for group in groups]
+        apart, pooled = fit_cuts(scores, groups)[79], fit_cuts(scores)[79]
+        fresh = float(level[10] + 0.01 * rng.random())
+        covered.append((float(fresh <= apart), float(fresh <= pooled)))
+    by_group, by_run = np.mean(covered, axis=0)
+    assert 0.78 <= by_group <= 0.86
+    assert by_run < 0.3
+
+
+def test_levels_may_keep_the_calibration_that_they_have() -> None:
+    rng = np.random.default_rng(7)
+    base = Calibration(agent_temperature=3.0, pair_threshold=0.2)
+    logits = [make_logits(rng, 2, 3) for _ in range(8)]
+    pairs = [(one.pair > 2).astype(np.float32) for one in logits]
+    step = np.array([0, 1, 0], dtype=np.float32)
+    got = fit_calibration(
+        logits,
+        [label(pair) for pair in pairs],
+        steps=[(one.step, step) for one in logits],
+        levels=False,
+        base=base,
+    )
+    for name in ("temperature", "threshold"):
+        for level in ("agent", "mode", "pair"):
+            assert getattr(got, f"{level}_{name}") == getattr(base, f"{level}_{name}")
+    assert len(got.span_cuts) == 99
+    assert got.step_temperature != base.step_temperature
+
+
 def test_trust_starts_where_enough_guesses_are_right() -> None:
     sure = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4]
     assert fit_trust(sure, [True, True, True, True, False, False], precision=0.8) == 0.6

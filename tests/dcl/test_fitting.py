@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dcl import fitting as module
 from dcl.adapter import COLUMNS, IDENTITY
 from dcl.attribution import Calibration, Logits, decode
+from dcl.calibration import fit_calibration
 from dcl.fitting import (
     AGENT_SHARE,
     Choice,
@@ -17,6 +19,7 @@ from dcl.fitting import (
     fit,
     fit_turns,
     label_likelihood,
+    leave_bystanders_out,
     split_folds,
 )
 from dcl.targets import Targets
@@ -42,7 +45,7 @@ def observe(
     mode = (np.arange(M) == 3).astype(np.float32)
     target = (np.arange(T) == fault).astype(np.float32) * step
     targets = Targets(agent, mode, agent[:, None] * mode, target, known=False)
-    return Observation(group, logits, turns, index, targets)
+    return Observation(group, logits, turns, index, np.ones(A, dtype=bool), targets)
 
 
 def draw_runs(count: int, *, telling: float = 4.0, step: bool = True) -> list[Observation]:
@@ -52,7 +55,7 @@ def draw_runs(count: int, *, telling: float = 4.0, step: bool = True) -> list[Ob
 
 def hits(runs: list[Observation], adapter: object = IDENTITY) -> float:
     assert callable(adapter)
-    got = [adapter(run.logits, run.turns, run.agent_index) for run in runs]
+    got = [adapter(run.logits, run.turns, run.agent_index, run.acting) for run in runs]
     return float(
         np.mean(
             [run.targets.agent[np.argmax(one.agent)] for run, one in zip(runs, got, strict=True)]
@@ -91,6 +94,8 @@ def test_parts_that_may_not_change_do_not() -> None:
     base = Calibration(agent_threshold=0.25)
     fitted = fit(draw_runs(30), base, parts=frozenset())
     assert fitted.parts == frozenset()
+    assert fitted.calibration.agent_threshold == 0.25
+    assert fitted.calibration.agent_temperature == 1.0
     assert fitted.adapter.columns == ()
     one_question = [replace(run, group=0) for run in draw_runs(12)]
     assert fit(one_question, base).calibration == base
@@ -140,13 +145,95 @@ def test_a_question_is_never_on_both_sides() -> None:
     assert set(folds.tolist()) == {0, 1, 2}
 
 
+def add_bystander(run: Observation, rng: np.random.Generator) -> Observation:
+    """The same run with a loud person in it, who is agent 0 and speaks first and last."""
+
+    def pad(rows: NDArray[Any], before: int, after: int) -> NDArray[Any]:
+        shape = (before + after, *rows.shape[1:])
+        loud = (50 * rng.standard_normal(shape)).astype(rows.dtype)
+        return np.concatenate([loud[:before], rows, loud[before:]])
+
+    logits, targets = run.logits, run.targets
+    return replace(
+        run,
+        logits=Logits(
+            agent=pad(logits.agent, 1, 0),
+            mode=logits.mode,
+            pair=pad(logits.pair, 1, 0),
+            step=pad(logits.step, 1, 1),
+            attention=pad(logits.attention, 1, 1),
+        ),
+        turns=pad(run.turns, 1, 1),
+        agent_index=np.concatenate([[0], run.agent_index + 1, [0]]),
+        acting=np.array([False, *run.acting]),
+        targets=replace(
+            targets,
+            agent=np.concatenate([[0], targets.agent]).astype(np.float32),
+            pair=np.concatenate([np.zeros((1, M)), targets.pair]).astype(np.float32),
+            step=np.concatenate([[0], targets.step, [0]]).astype(np.float32),
+        ),
+    )
+
+
+def test_bystanders_have_no_part_in_a_fit() -> None:
+    rng = np.random.default_rng(3)
+    runs = draw_runs(20)
+    crowded = [add_bystander(run, rng) for run in runs]
+    one, two = fit(runs, Calibration()), fit(crowded, Calibration())
+    assert one.parts >= {"turns"}
+    assert two.calibration == one.calibration
+    assert np.array_equal(two.adapter.weights, one.adapter.weights)
+    assert np.array_equal(two.adapter.agent, one.adapter.agent)
+    for run, full in zip(runs, crowded, strict=True):
+        alone = one.adapter(run.logits, run.turns, run.agent_index, run.acting)
+        among = two.adapter(full.logits, full.turns, full.agent_index, full.acting)
+        assert among.agent[1:] == pytest.approx(alone.agent, abs=1e-5)
+
+
+def test_a_label_of_a_bystander_is_out_of_reach() -> None:
+    (run,) = draw_runs(1)
+    fault = int(np.argmax(run.targets.agent))
+    left = leave_bystanders_out(replace(run, acting=np.arange(A) != fault))
+    assert left.targets.lost_agents == 1
+    assert not left.targets.agent.any()
+    assert not left.targets.step.any()
+    assert left.agent_index.tolist() == [0, 1, 0, 1]
+
+
+def test_a_run_is_calibrated_by_weights_that_it_did_not_teach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[list[Logits]] = []
+
+    def listen(logits: list[Logits], *args: Any, **keys: Any) -> Calibration:
+        seen.append(logits)
+        return fit_calibration(logits, *args, **keys)
+
+    monkeypatch.setattr(module, "fit_calibration", listen)
+    runs = [
+        replace(run, targets=replace(run.targets, agent=run.targets.agent[[1, 2, 0]]))
+        for run in draw_runs(30)
+    ]
+    runs = [
+        replace(run, logits=replace(run.logits, agent=3 * run.targets.agent - 4)) for run in runs
+    ]
+    other = replace(runs[4], targets=replace(runs[4].targets, agent=1 - runs[4].targets.agent))
+    for changed in (runs[4], other):
+        fitted = fit(
+            [*runs[:4], changed, *runs[5:]], Calibration(), parts=frozenset({"agents"}), seed=2
+        )
+        assert fitted.parts == {"agents"}
+    assert np.array_equal(seen[0][4].agent, seen[1][4].agent)
+    assert not np.array_equal(seen[0][5].agent, seen[1][5].agent)
+
+
 def test_sets_from_held_out_scores_cover_fresh_runs() -> None:
     runs = draw_runs(160, telling=2.0)
     fitted = fit(runs[:80], Calibration())
     inside = []
     for i, run in enumerate(runs[80:]):
         trajectory = Trajectory(str(i), "", tuple(Turn("abc"[a], "x") for a in run.agent_index))
-        logits = fitted.adapter(run.logits, run.turns, run.agent_index)
+        logits = fitted.adapter(run.logits, run.turns, run.agent_index, run.acting)
         chosen = decode(trajectory, logits, fitted.calibration).step_set(0.8)
         inside.append(int(np.argmax(run.targets.step)) in chosen)
     assert np.mean(inside) > 0.7

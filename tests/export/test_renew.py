@@ -79,6 +79,9 @@ def test_only_the_encoder_changes(
     found = after["parity"]["int8"]
     assert found["pair_f1_fp32"] == found["pair_f1_int8"] >= found["pair_f1_before"] - 0.5
     assert after["scores"] == {"valid": {"pair": found["pair_f1_int8"]}}
+    assert after["trained_scores"] == before["scores"] == {"test": {"agent": 50.0}}
+    again = renew(out, tmp_path / "again", source="tiny", examples=EXAMPLES, static=static)
+    assert read_manifest(again)["trained_scores"] == before["scores"]
     assert {name for name in after["files"] if after["files"][name] != before["files"][name]} <= {
         ENCODER
     }
