@@ -42,7 +42,7 @@ def reread(
 
     def write_files(folder: Path) -> None:
         for name in artifact.manifest["files"]:
-            if name not in (CONFIG, NATURAL, CARD):
+            if name not in (CONFIG, NATURAL):
                 shutil.copy(model / name, folder / name)
         if card is not None:
             shutil.copy(card, folder / CARD)
