@@ -18,6 +18,7 @@ from dcl.adapting import spread_systems
 from dcl.artifact import Artifact, hash_file, open_artifact
 from dcl.errors import ConfigError
 from dcl.formats import read_examples
+from dcl.nearest import digest_run
 from dcl.runtime import load
 from dcl.splits import group_of, split_of
 from dcl.trajectory import Example, Trajectory
@@ -126,7 +127,7 @@ def load_sets(config: AlarmsConfig, artifact: Artifact) -> list[RunSet]:
         ConfigError: If a file does not hold both kinds of run.
     """
     seen = {
-        example.trajectory.id
+        digest_run(example.trajectory)
         for path in config.natural
         for example in spread_systems(list(read_examples(path)))
     }
@@ -136,7 +137,8 @@ def load_sets(config: AlarmsConfig, artifact: Artifact) -> list[RunSet]:
         examples = [
             example
             for example in read_examples(path)
-            if example.trajectory.id not in seen and split_of(group_of(example)) in parts
+            if split_of(group_of(example)) in parts
+            and seen.isdisjoint(map(digest_run, filter(None, (example.trajectory, example.clean))))
         ]
         pairs: dict[str, tuple[Trajectory, Trajectory]] = {}
         for example in examples:

@@ -33,7 +33,16 @@ from dcl.artifact import (
 from dcl.attribution import SHOWN_COVERAGES, Attribution, Attributor, Calibration, decode
 from dcl.calibration import recalibrate
 from dcl.errors import ConfigError
-from dcl.fitting import FOLDS, PARTS, THRESHOLDS, Fit, Observation, fit, split_folds
+from dcl.fitting import (
+    FOLDS,
+    PARTS,
+    THRESHOLDS,
+    Fit,
+    Observation,
+    fit,
+    leave_bystanders_out,
+    split_folds,
+)
 from dcl.nearest import build_index, save_index
 from dcl.runtime import OnnxScorer, load
 from dcl.splits import group_of
@@ -199,7 +208,7 @@ class NaturalReport:
     """How the reading of natural failures fares on systems that it has not seen.
 
     Args:
-        runs: Runs with judged or proved steps that it was fitted on.
+        runs: Failed runs that it was fitted on.
         sound: Runs without a fault beside them, for agents and thresholds.
         systems: Systems that they come from.
         agent: Share of runs whose agent is guessed first, of systems that were held out, 0 to 1.
@@ -249,6 +258,8 @@ def learn_natural(
         observe(attributor, scorer, example, systems[name])
         for example, name in zip(examples, names, strict=True)
     ]
+    if not any(leave_bystanders_out(run).targets.step.any() for run in runs):
+        raise ConfigError("natural: expected runs whose faulty step is labelled, got none")
     base = attributor.calibration
     fitted = fit(runs, base, seed=seed, by_group=False)
     before = [decode(e.trajectory, r.logits, base) for e, r in zip(examples, runs, strict=True)]
@@ -272,7 +283,7 @@ def _measure_cover(
     """Share of runs whose step is in the set of this coverage; groups count alike."""
     inside: dict[int, list[bool]] = {}
     for run, one in zip(runs, found, strict=True):
-        if run.targets.step.any():
+        if leave_bystanders_out(run).targets.step.any():
             hit = int(np.argmax(run.targets.step)) in one.step_set(coverage)
             inside.setdefault(run.group, []).append(hit)
     return round(float(np.mean([np.mean(hits) for hits in inside.values()])), 4)

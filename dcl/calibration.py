@@ -63,6 +63,8 @@ def fit_calibration(
     base = base or Calibration()
     fitted: dict[str, Any] = {}
     for level, (score, label, missed) in _levels(logits, targets).items() if levels else ():
+        if label.sum() + missed == 0:
+            continue  # without a fault any cut between sound runs would do
         fitted[f"{level}_temperature"] = fit_temperature(score, label)
         cut, _ = best_threshold(score, label, missed=missed)
         fitted[f"{level}_threshold"] = float(

@@ -159,5 +159,8 @@ def load_index(file: Path) -> Index:
     except Exception as error:  # a damaged archive raises almost anything
         raise ArtifactError(f"{file}: expected an index of labelled turns: {error}") from None
     if not sound:
-        raise ArtifactError(f"{file}: expected one labelled turn a vector; fit the model again")
+        raise ArtifactError(
+            f"{file}: expected a vector with run, digest, fault and text for each labelled turn, "
+            "got an index of another version; fit the model again"
+        )
     return Index(vectors, rows)

@@ -74,9 +74,7 @@ class References:
         """
         way = [symptom]
         while way[-1] > source and len(way) <= most:
-            row = self(way[-1])[source:]
-            # Of equal references the latest: `argmax` takes the first, so the row is turned round.
-            way.append(way[-1] - 1 - int(np.argmax(row[::-1])))
+            way.append(source + find_latest(self(way[-1])[source:]))
         return way
 
 
@@ -89,13 +87,25 @@ def find_symptom(bag: Bag, source: int = 0) -> int:
         bag: Of the run.
         source: 0-based position of the blamed turn.
     """
+    return source + find_latest(score_symptoms(bag)[source:])
+
+
+def score_symptoms(bag: Bag) -> Floats:
+    """How much each turn shows of a failure, `(T,)`, 0 or more."""
     columns = {name: bag.features[:, FEATURES.index(name)] for name in _SYMPTOMS}
-    score = np.sum([weight * columns[name] for name, weight in _SYMPTOMS.items()], axis=0)[source:]
-    return int(source + len(score) - 1 - np.argmax(score[::-1]))
+    score: Floats = np.sum([weight * columns[name] for name, weight in _SYMPTOMS.items()], axis=0)
+    return score
+
+
+def find_latest(values: Floats) -> int:
+    """Position of the largest value, of equal ones the last."""
+    return len(values) - 1 - int(np.argmax(values[::-1]))
 
 
 def mark_path(bag: Bag) -> Floats:
     """The turns that the way back from the symptom of a run leads over.
+
+    The symptom is one of the turns of agents that act: a prompt that speaks of errors shows none.
 
     Args:
         bag: Of the run.
@@ -103,6 +113,9 @@ def mark_path(bag: Bag) -> Floats:
     Returns:
         `(T,)`: 1 for the first `MOST_HOPS` turns of the way, 0 for all others and for the symptom.
     """
-    marks = np.zeros(len(bag.agent_index))
-    marks[References(bag).walk(find_symptom(bag), most=MOST_HOPS)[1:]] = 1
-    return marks
+    acting = bag.acting[bag.agent_index]
+    marks = np.zeros(len(acting))
+    if acting.any():
+        symptom = int(np.flatnonzero(acting)[find_latest(score_symptoms(bag)[acting])])
+        marks[References(bag).walk(symptom, most=MOST_HOPS)[1:]] = 1
+    return marks * acting

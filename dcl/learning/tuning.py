@@ -30,6 +30,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from dcl.artifact import TOKENIZER, EncoderSource, new_folder
 from dcl.artifact import Window as EncoderWindow
 from dcl.calibration import best_threshold
+from dcl.errors import ConfigError
 from dcl.features import DEVIATION_FEATURES, describe_vectors
 from dcl.learning.activations import ActivationCache, Read, TorchEncoder, Window
 from dcl.learning.config import TuneConfig, read_tune_config
@@ -62,6 +63,7 @@ from dcl.learning.training import (
 from dcl.learning.turn_encoder import (
     Source,
     check_window,
+    find_layers,
     find_source,
     keep_layers,
     load_source,
@@ -228,6 +230,9 @@ def load_encoder(config: TuneConfig, found: Source) -> SplitEncoder:
     """
     whole = load_source(found, longest=check_window(config.head, config.tail))
     if config.depth:
+        most = len(find_layers(whole))
+        if config.depth > most:
+            raise ConfigError(f"depth: expected at most {most}, got {config.depth}")
         keep_layers(whole, range(config.depth))
     encoder = SplitEncoder(whole, config.layers, dropout=config.encoder_dropout)
     check_width(config, encoder.width)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -12,6 +13,7 @@ from dcl.adapter import COLUMNS
 from dcl.bag import Bag
 from dcl.references import MOST_HOPS, References, find_symptom, mark_path
 from dcl.runtime import OnnxScorer, load
+from dcl.trajectory import Turn
 
 
 def refer(bag: Bag, turn: int) -> list[float]:
@@ -77,3 +79,11 @@ def test_the_scorer_gives_the_path_to_the_adapter() -> None:
     on_path = columns[:, COLUMNS.index("on_path")]
     assert on_path.tolist() == mark_path(bag).tolist()
     assert on_path[0] == 1
+
+
+def test_a_prompt_that_speaks_of_errors_is_no_symptom() -> None:
+    said = (("planner", "the sum"), ("coder", "error: the sum is wrong"), ("planner", "done"))
+    asked = Turn("user", "error, failed: wrong", role="user")
+    run = make_run(*said)
+    bag = bagger()(replace(run, turns=(asked, *run.turns)))
+    assert mark_path(bag).tolist() == [0, 1, 0, 0]

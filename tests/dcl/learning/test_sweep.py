@@ -373,7 +373,8 @@ def test_another_search_in_the_same_folder_draws_trials_of_its_own(
     for file, epochs in ((first, 1), (changed, 2)):
         found = Sweep(file, out).finished()
         assert [record["config"]["epochs"] for record in found] == [epochs] * 2
-    narrow = {**SEARCH["ranges"], "learning_rate": {"low": 0.02, "high": 0.03}}
+    ranges: Any = SEARCH["ranges"]
+    narrow = {**ranges, "learning_rate": {"low": 0.02, "high": 0.03}}
     run_sweep(write_sweep(ground, "search-5", search={**search, "ranges": narrow}, seeds=[1]), out)
     assert len(times_of(out)) == 6
     more = write_sweep(ground, "search-3", search=SEARCH, seeds=[1], set={"epochs": 1})

@@ -151,7 +151,7 @@ def test_a_shallower_encoder_is_the_lower_layers_of_its_source(
 
 def test_more_layers_than_there_are_cannot_be_kept(ground: Path, tmp_path: Path) -> None:
     config = make_config(ground, tmp_path / "out", depth=4)
-    with pytest.raises(ConfigError, match="layers: expected ascending positions from 0 to 2"):
+    with pytest.raises(ConfigError, match="depth: expected at most 3, got 4"):
         load_encoder(config, find_source(config.encoder))
 
 
