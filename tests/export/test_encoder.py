@@ -145,7 +145,7 @@ def test_some_layers_are_kept(weights: Path, tmp_path: Path) -> None:
 def test_layers_that_are_not_there_are_refused(
     tiny: Path, tmp_path: Path, layers: tuple[int, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match="--layers: expected ascending positions from 0 to 0"):
+    with pytest.raises(ConfigError, match="layers: expected ascending positions from 0 to 0"):
         export_encoder(str(tiny), tmp_path / "out", layers=layers)
 
 
