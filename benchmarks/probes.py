@@ -8,6 +8,7 @@ Letters: `N` agents of all runs, `F` statistics, `P` pairs of two statistics, `A
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import astuple
 from itertools import combinations
@@ -36,7 +37,7 @@ STRENGTHS = (0.03, 0.3)
 """Inverse weights of the squared norm that are tried, ascending."""
 
 
-class Probe:
+class Probe(ABC):
     """One logistic regression a mode on a few statistics of each agent.
 
     Every statistic is cut into bins, and every pair of two has one weight for each cell of the two
@@ -55,14 +56,14 @@ class Probe:
         self._edges, self._table, self._cuts = edges, table, cuts
 
     @staticmethod
+    @abstractmethod
     def describe(trajectory: Trajectory) -> Floats:
         """Statistics of the agents of a run, `(A, F)`."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def rank(trajectory: Trajectory, agent: str) -> list[int]:
         """Positions of the turns of an agent, from the most suspect to the least."""
-        raise NotImplementedError
 
     @classmethod
     def fit(
