@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from benchmarks.metrics import Interval, auroc, false_alarm_rate
 from benchmarks.runs import Part
 from benchmarks.tables import markdown_lines, show_share
-from dcl.adapting import spread_systems
 from dcl.artifact import Artifact, hash_file, open_artifact
 from dcl.errors import ConfigError
 from dcl.formats import read_examples
+from dcl.natural import spread_systems
 from dcl.nearest import digest_run
 from dcl.runtime import load
 from dcl.splits import group_of, split_of

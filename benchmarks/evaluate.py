@@ -35,7 +35,7 @@ from dcl.trajectory import Example
 
 MODEL = "dcl"
 KEPT = {"tfidf": "tfidf.py", "length": "probes.py", "position": "probes.py"}
-"""Floors whose fit is kept, and the source that decides it."""
+"""Floors whose fit is kept, and the source that decides it beside `predictors.py`."""
 LEARNED = ("name-prior", *KEPT)
 """Floors that need training runs."""
 PREDICTORS = (MODEL, *LEARNED, *RULES)
@@ -250,7 +250,8 @@ def place_floor(name: str, cache: Path, train: Sequence[Path], apart: Sequence[s
         train: Files and folders that it learns from.
         apart: What else decides which runs it learns from.
     """
-    sources = (Path(__file__).with_name(KEPT[name]), Path(splits.__file__))
+    own = (Path(__file__).with_name(file) for file in (KEPT[name], "predictors.py"))
+    sources = (*own, Path(splits.__file__))
     recipe = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
     names = [name, recipe, digest_of(train)[:16]]
     if apart:

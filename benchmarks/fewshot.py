@@ -27,9 +27,9 @@ from benchmarks.metrics import (
 from benchmarks.predictors import RULES, AttributorPredictor
 from benchmarks.runs import digest_of, load_examples
 from dcl.adapter import COLUMNS
-from dcl.adapting import attribute_adapted, choose_parts, group_questions, observe
 from dcl.artifact import MANIFEST, hash_file, open_artifact
 from dcl.attribution import Attribution, Calibration, Logits, decode
+from dcl.crossfit import attribute_adapted, choose_parts, group_questions, observe
 from dcl.errors import ConfigError
 from dcl.files import whole
 from dcl.fitting import FOLDS, Observation, split_folds

@@ -32,12 +32,21 @@ _DEVIATION = (
     "to_task", "to_next", "to_nearest_earlier", "to_nearest_other", "own_spread",
 )  # fmt: skip
 
-TEXT_FEATURES: tuple[str, ...] = (*_LAYOUT, *(f"cue_{name}" for name in CUES), *_RELATIONS)
+_CUES = tuple(f"cue_{name}" for name in CUES)
+
+TEXT_FEATURES: tuple[str, ...] = (*_LAYOUT, *_CUES, *_RELATIONS)
 """Names of the columns of `dcl.runtext.RunText.describe`."""
 DEVIATION_FEATURES: tuple[str, ...] = _DEVIATION
 """Names of the columns of `describe_vectors`."""
 FEATURES: tuple[str, ...] = TEXT_FEATURES + DEVIATION_FEATURES
 """Names of all feature columns, in the order that the model eats."""
+FEATURE_GROUPS: dict[str, tuple[str, ...]] = {
+    "layout": _LAYOUT,
+    "cues": _CUES,
+    "relations": _RELATIONS,
+    "deviation": _DEVIATION,
+}
+"""The same columns by what they are about."""
 
 
 def describe_vectors(vectors: Floats, task: Floats, agent_index: NDArray[np.int64]) -> Floats:

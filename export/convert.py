@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from dcl.adapter import save_adapter
-from dcl.adapting import learn_natural
 from dcl.artifact import (
     CARD,
     CONFIG,
@@ -44,6 +43,7 @@ from dcl.engines import EngineName, open_session
 from dcl.errors import ArtifactError, ConfigError, ParityError
 from dcl.learning.inference import load_model
 from dcl.learning.model import BagLogits, BagTensors, Model
+from dcl.natural import learn_natural
 from dcl.runtime import OUTPUTS, Encoder, OnnxScorer, count_cores, load_bagger
 from dcl.splits import group_of, split_of
 from dcl.taxonomy import MODES

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dcl.adapter import save_adapter
-from dcl.adapting import learn_natural
 from dcl.artifact import CARD, CONFIG, ENCODER, HEAD, NATURAL, write_artifact
 from dcl.errors import ConfigError
+from dcl.natural import learn_natural
 from dcl.trajectory import Example
 from export.convert import open_exported, open_network
 

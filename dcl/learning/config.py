@@ -106,6 +106,10 @@ class TrainConfig:
     """Inverse regularisation of the wide half; > 0."""
     wide_rows: int = 0
     """n-grams that the wide half knows, those of most agents; 0 for all that are not rare."""
+    wide_bigrams: bool = True
+    """Let the wide half know pairs of neighbouring pieces beside single ones."""
+    wide_idf: bool = True
+    """Let rare n-grams weigh more in it, by their inverse document frequency."""
     folds: int = 4
     """Folds in which the wide half is cross-fitted; at least 2."""
     epochs: int = 12

@@ -12,7 +12,7 @@ slots in another order permutes the output and changes nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dcl.errors import ConfigError
-from dcl.features import FEATURES
+from dcl.features import FEATURE_GROUPS, FEATURES
 from dcl.taxonomy import MODES
 
 M = len(MODES)
 RELATIONS = ("past", "past", "future", "future", "same", "same", "reply", "replied")
-"""What each head of a context layer may look at; one set of weights a head."""
+"""What each head of a context layer may look at by default; one set of weights a head."""
 FAR = 1e30
 """Distance at which no head sees anything, however flat its slope has become."""
 
@@ -38,9 +38,13 @@ class ModelConfig:
     vector_width: int = 384
     """Width of a turn vector, as the encoder gives it."""
     width: int = 256
-    """Width of a turn inside the network; a multiple of the 8 context heads."""
+    """Width of a turn inside the network; a multiple of the context heads."""
     layers: int = 2
     """Context layers over the turns; 0 looks at each turn alone."""
+    relations: tuple[str, ...] = RELATIONS
+    """What each head of a context layer may look at: earlier turns (`past`), later ones (`future`),
+    turns of the same agent (`same`), the turn that it answers (`reply`), those that answer it
+    (`replied`), or `any`."""
     dropout: float = 0.2
     """Share of activations dropped in training, 0 to 1."""
     prototype_width: int = 128
@@ -57,6 +61,8 @@ class ModelConfig:
     """Read the turn vectors."""
     use_features: bool = True
     """Read statistics, cues and deviation."""
+    feature_groups: tuple[str, ...] = tuple(FEATURE_GROUPS)
+    """Which of them: `layout`, `cues`, `relations`, `deviation`."""
     use_wide: bool = True
     """Read the wide lexical half and add it to the pair logits."""
     use_mix: bool = True
@@ -72,6 +78,11 @@ class ModelConfig:
     Such a network knows no other name and cannot be exported; for the ablation only (Aegis)."""
     agent_names: tuple[str, ...] = ()
     """Names with a prototype; training fills them in where `closed_agents` is set."""
+    use_gate: bool = True
+    """Gate the attention by a sigmoid (Ilse et al. 2018, eq. 9); otherwise it is their eq. 8."""
+    use_mode_queries: bool = True
+    """Look for the evidence of each mode with a query of its own, and for that of the agent as a
+    whole; otherwise the agent's finds the evidence of all."""
     evidence_turns: int = 0
     """Turns kept as evidence of an agent and mode, those with most attention (Aegis: 3); 0 for all.
     """
@@ -95,18 +106,34 @@ class ModelConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}: expected at least 1, got {getattr(self, name)}")
-        if self.width % len(RELATIONS):
+        for name in ("relations", "feature_groups", "agent_names"):  # JSON has lists only
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_names("model.relations", self.relations, {*RELATIONS, "any"})
+        check_names("model.feature_groups", self.feature_groups, FEATURE_GROUPS)
+        if self.width % len(self.relations):
             raise ConfigError(
-                f"model.width: expected a multiple of {len(RELATIONS)}, got {self.width}"
+                f"model.width: expected a multiple of the {len(self.relations)} heads that "
+                f"model.relations names, got {self.width}"
             )
         if min(self.layers, self.evidence_turns) < 0 or not 0 <= self.dropout < 1:
             raise ConfigError(
                 f"model: expected layers and evidence_turns >= 0 and dropout from 0 to below 1, "
                 f"got {self.layers}, {self.evidence_turns} and {self.dropout}"
             )
-        object.__setattr__(self, "agent_names", tuple(self.agent_names))  # JSON has lists only
         if self.agent_names and not self.closed_agents:
             raise ConfigError("model.agent_names: expected none, as closed_agents is not set")
+
+
+def check_names(place: str, got: Sequence[str], known: Collection[str]) -> None:
+    """Refuse a list of names that is empty or has one that is not known.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    if not got or not set(got) <= set(known):
+        raise ConfigError(
+            f"{place}: expected some of {', '.join(sorted(known))}, got {', '.join(got) or 'none'}"
+        )
 
 
 class BagTensors(NamedTuple):
@@ -147,12 +174,12 @@ class ContextLayer(nn.Module):
     """Attention over turns in which each head follows one relation, then a feed-forward layer.
 
     Args:
-        config: Width and dropout are read.
+        config: Width, dropout and the number of relations are read.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = len(RELATIONS)
+        self.heads = len(config.relations)
         self.norm = nn.LayerNorm(config.width)
         self.project = nn.Linear(config.width, 3 * config.width)
         self.merge = nn.Linear(config.width, config.width)
@@ -260,12 +287,12 @@ class Network(nn.Module):
         send their gradient to the step head and no further.
         """
         turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
-        distance = measure_distance(relate(reply_to, member))  # (B, H, T, T + 1)
+        allowed = relate(reply_to, member, self.config.relations)
+        distance = measure_distance(allowed)  # (B, H, T, T + 1)
         for layer in self.context:
             turns = layer(turns, distance)
         turns = self.output_norm(turns)
-        gated = torch.tanh(self.gate_value(turns)) * torch.sigmoid(self.gate_open(turns))
-        attention = self.query(gated)  # (B, T, M + 1)
+        attention = self.attend(turns)  # (B, T, M + 1)
         log_weights = self.weigh(attention, member)  # (B, A, T, M + 1)
         # One plain product: onnxruntime takes several times as long for an einsum.
         weights = log_weights.exp().transpose(2, 3)  # (B, A, M + 1, T)
@@ -296,6 +323,8 @@ class Network(nn.Module):
         """Each turn's own input, before any context: `(B, T, D)`."""
         text = self.read_text(torch.cat([vectors, vectors * task[:, None]], dim=-1) * 8.0)
         scaled = ((features - self.feature_mean) / self.feature_scale).clamp(-5.0, 5.0)
+        if set(self.config.feature_groups) < set(FEATURE_GROUPS):
+            scaled = scaled * self.mask_features(scaled)
         by_agent = member.transpose(1, 2) @ (member @ wide)  # (B, T, M): the turn's agent's logits
         read: Tensor = self.input_norm(
             self.dropout(text) * self.config.use_text
@@ -303,6 +332,21 @@ class Network(nn.Module):
             + self.dropout(self.read_wide(torch.cat([wide, by_agent], -1))) * self.config.use_wide
         )
         return read
+
+    def mask_features(self, like: Tensor) -> Tensor:
+        """1 for each feature that is read, 0 for the others: `(F,)`."""
+        read = {name for group in self.config.feature_groups for name in FEATURE_GROUPS[group]}
+        return like.new_tensor([name in read for name in FEATURES])
+
+    def attend(self, turns: Tensor) -> Tensor:
+        """How much each turn looks like evidence, for each query: `(B, T, M + 1)`."""
+        value = torch.tanh(self.gate_value(turns))
+        if self.config.use_gate:
+            value = value * torch.sigmoid(self.gate_open(turns))
+        attention: Tensor = self.query(value)
+        if not self.config.use_mode_queries:
+            attention = attention[..., M:].expand_as(attention)
+        return attention
 
     def weigh(self, attention: Tensor, member: Tensor) -> Tensor:
         """Log of the evidence weight of each turn for each agent and query: `(B, A, T, M + 1)`.
@@ -463,15 +507,16 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return -F.softplus(-x)
 
 
-def relate(reply_to: Tensor, member: Tensor) -> Tensor:
+def relate(reply_to: Tensor, member: Tensor, names: Sequence[str] = RELATIONS) -> Tensor:
     """Which turns each head may look at.
 
     Args:
         reply_to: `(B, T)` int64.
         member: `(B, A, T)` float32.
+        names: `H` relations, one a head.
 
     Returns:
-        `(B, H, T, T)` bool in the order of `RELATIONS`; row = the turn that looks.
+        `(B, H, T, T)` bool in the order of `names`; row = the turn that looks.
     """
     T = reply_to.shape[1]
     order = torch.arange(T, device=reply_to.device)
@@ -487,8 +532,9 @@ def relate(reply_to: Tensor, member: Tensor) -> Tensor:
         "same": same,
         "reply": reply,
         "replied": reply.transpose(1, 2),
+        "any": both,
     }
-    return torch.stack([relations[name] for name in RELATIONS], dim=1)
+    return torch.stack([relations[name] for name in names], dim=1)
 
 
 def measure_distance(allowed: Tensor) -> Tensor:

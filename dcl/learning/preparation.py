@@ -275,7 +275,14 @@ def fit_folds(
     documents = [document for item in usable for document in item.words]
     folds = [fold_of(item.group, config.folds) for item in usable for _ in item.words]
     labels = np.concatenate([item.targets.pair for item in usable])
-    idf = fit_idf(documents, vocabulary + BIGRAM_ROWS, most=config.wide_rows)
+    idf = fit_idf(
+        documents,
+        vocabulary + BIGRAM_ROWS,
+        most=config.wide_rows,
+        leading=None if config.wide_bigrams else vocabulary,
+    )
+    if not config.wide_idf:
+        idf = np.sign(idf)
     stacked = stack_documents(documents, idf)
     for fold, file in enumerate(track(files, "fitting the wide half")):
         if not file.exists():

@@ -358,11 +358,13 @@ def prepare_once(
         "data": {**asdict(config.data), "cache": "", "repeat": 1},
         "sigma": config.loss.sigma,
         "twins": config.loss.use_twins,
-        # What is 0 by default is added where it is not, so that older folders are still found.
+        # What has a default is added where it differs, so that older folders are still found.
         "wide": [
             config.wide_strength,
             config.folds,
             *([config.wide_rows] if config.wide_rows else []),
+            *([] if config.wide_bigrams else ["single"]),
+            *([] if config.wide_idf else ["unweighted"]),
         ],
         "width": config.model.vector_width,
     }

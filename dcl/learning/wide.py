@@ -19,7 +19,14 @@ from dcl.lexical import Document, weigh_words
 Floats = NDArray[np.float32]
 
 
-def fit_idf(documents: Sequence[Document], rows: int, *, least: int = 3, most: int = 0) -> Floats:
+def fit_idf(
+    documents: Sequence[Document],
+    rows: int,
+    *,
+    least: int = 3,
+    most: int = 0,
+    leading: int | None = None,
+) -> Floats:
     """Inverse document frequencies, with 0 for n-grams that are left out.
 
     Args:
@@ -27,6 +34,7 @@ def fit_idf(documents: Sequence[Document], rows: int, *, least: int = 3, most: i
         rows: Rows `V` of the lexical table.
         least: Documents in which an n-gram must stand, as it is too rare to learn from otherwise.
         most: n-grams that are kept, those in most documents; 0 for any number.
+        leading: Rows from the first on that may be kept, as those of single pieces; None for all.
 
     Returns:
         `(V,)` float32, `1 + ln((1 + N) / (1 + df))` or 0.
@@ -35,6 +43,8 @@ def fit_idf(documents: Sequence[Document], rows: int, *, least: int = 3, most: i
     for document in documents:
         frequency[np.unique(document.row)] += 1
     idf = 1.0 + np.log((1.0 + len(documents)) / (1.0 + frequency))
+    if leading is not None:
+        frequency[leading:] = 0
     idf[frequency < least] = 0.0
     if most:
         idf[np.argsort(-frequency, kind="stable")[most:]] = 0.0

@@ -18,9 +18,9 @@ from benchmarks.alarms import (
     rate_alarms,
 )
 from benchmarks.metrics import auroc, false_alarm_rate
-from dcl.adapting import MOST_OF_A_SYSTEM
 from dcl.artifact import hash_file, open_artifact
 from dcl.errors import ConfigError
+from dcl.natural import MOST_OF_A_SYSTEM
 from dcl.splits import split_of
 from dcl.trajectory import Example, Fault, Outcome, Trajectory, Turn
 

@@ -23,7 +23,6 @@ from benchmarks.reliability import (
     split_halves,
 )
 from benchmarks.runs import load_examples
-from dcl.adapting import attribute_adapted, choose_parts
 from dcl.artifact import open_artifact
 from dcl.attribution import (
     Attribution,
@@ -34,6 +33,7 @@ from dcl.attribution import (
     decode,
 )
 from dcl.bag import Bag
+from dcl.crossfit import attribute_adapted, choose_parts
 from dcl.errors import ConfigError
 from dcl.runtime import load
 from dcl.targets import make_targets

@@ -139,6 +139,12 @@ def test_the_graph_agrees_with_torch_on_long_bags(
             "layers": 0,
         },
         {"use_features": False, "layers": 2},
+        {
+            "relations": ("any", "reply"),
+            "feature_groups": ("cues", "deviation"),
+            "use_gate": False,
+            "use_mode_queries": False,
+        },
     ],
 )
 def test_networks_with_other_switches_convert(

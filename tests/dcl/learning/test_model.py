@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dcl.features import FEATURES
+from dcl.features import FEATURE_GROUPS, FEATURES
 from dcl.learning.config import LossConfig
 from dcl.learning.data import Batch
 from dcl.learning.model import (
@@ -199,6 +199,7 @@ def test_a_switch_cuts_its_channel(switch: str, what: str) -> None:
         ("use_error_bank", ["error_bank", "error_scale"]),
         ("use_agent_bank", ["agent_bank"]),
         ("use_wide", ["wide_mix", "read_wide.weight"]),
+        ("use_gate", ["gate_open.weight"]),
     ],
 )
 def test_a_switch_leaves_its_parameters_unread(switch: str, parameters: list[str]) -> None:
@@ -207,6 +208,38 @@ def test_a_switch_leaves_its_parameters_unread(switch: str, parameters: list[str
     for name in parameters:
         model.get_parameter(name).add_(0.7)
     assert agree(plain.pair, model(*bag).pair)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("group", list(FEATURE_GROUPS))
+def test_a_group_of_features_that_is_left_out_is_not_read(group: str) -> None:
+    bag, columns = BAGS[3], [FEATURES.index(name) for name in FEATURE_GROUPS[group]]
+    other = bag.features.clone()
+    other[..., columns] = other[..., columns].flip(1) + 0.5
+    rest = tuple(name for name in FEATURE_GROUPS if name != group)
+    cut, whole = make_model(replace(TINY, feature_groups=rest)), make_model()
+    assert agree(cut(*bag).pair, cut(*bag._replace(features=other)).pair)
+    assert not agree(whole(*bag).pair, whole(*bag._replace(features=other)).pair)
+
+
+@torch.no_grad()
+def test_with_one_query_all_modes_have_the_same_evidence() -> None:
+    one = make_model(without("use_mode_queries"))
+    attention, space = one(*BAGS[3]).attention, one(*BAGS[3]).evidence
+    assert agree(attention, attention[..., :1].expand_as(attention))
+    assert agree(space, space[:, :, :1].expand_as(space))
+    own = make_model()(*BAGS[3]).attention
+    assert not agree(own, own[..., :1].expand_as(own))
+
+
+@torch.no_grad()
+def test_context_without_relations_does_not_see_who_speaks() -> None:
+    bag = BAGS[3]
+    swapped = bag._replace(reply_to=bag.reply_to.roll(1), member=bag.member.roll(1, dims=2))
+    free = replace(TINY, relations=("any",) * 4, use_wide=False)
+    plain, typed = make_model(free), make_model(replace(TINY, use_wide=False))
+    assert agree(plain(*bag).attention, plain(*swapped).attention)
+    assert not agree(typed(*bag).attention, typed(*swapped).attention)
 
 
 @torch.no_grad()
@@ -238,7 +271,9 @@ def test_evidence_has_unit_norm() -> None:
     assert agree(norm, torch.ones_like(norm))
 
 
-def slow_relate(reply_to: list[int], agents: list[int | None]) -> list[list[list[bool]]]:
+def slow_relate(
+    reply_to: list[int], agents: list[int | None], names: Sequence[str]
+) -> list[list[list[bool]]]:
     """`(H, T, T)` for one bag; `None` marks a padded turn."""
     rules: dict[str, Callable[[int, int], bool]] = {
         "past": lambda t, s: s < t,
@@ -246,6 +281,7 @@ def slow_relate(reply_to: list[int], agents: list[int | None]) -> list[list[list
         "same": lambda t, s: agents[s] == agents[t],
         "reply": lambda t, s: reply_to[t] == s,
         "replied": lambda t, s: reply_to[s] == t,
+        "any": lambda t, s: True,
     }
     turns = range(len(agents))
     return [
@@ -253,11 +289,12 @@ def slow_relate(reply_to: list[int], agents: list[int | None]) -> list[list[list
             [agents[t] is not None and agents[s] is not None and rules[name](t, s) for s in turns]
             for t in turns
         ]
-        for name in RELATIONS
+        for name in names
     ]
 
 
-def test_relate_follows_its_definition() -> None:
+@pytest.mark.parametrize("names", [RELATIONS, ("any",), ("replied", "any", "past")])
+def test_relate_follows_its_definition(names: Sequence[str]) -> None:
     agents: list[list[int | None]] = [[0, 1, 0, 2, 1], [0, 0, 1, None, None], [0, *[None] * 4]]
     reply_to = [[-1, 0, 1, 0, 3], [-1, 0, 1, -1, -1], [-1] * 5]
     member = torch.zeros(3, 3, 5)
@@ -265,8 +302,8 @@ def test_relate_follows_its_definition() -> None:
         for t, agent in enumerate(bag):
             if agent is not None:
                 member[b, agent, t] = 1.0
-    allowed = relate(torch.tensor(reply_to), member)
-    slow = [slow_relate(r, a) for r, a in zip(reply_to, agents, strict=True)]
+    allowed = relate(torch.tensor(reply_to), member, names)
+    slow = [slow_relate(r, a, names) for r, a in zip(reply_to, agents, strict=True)]
     assert allowed.tolist() == slow
 
 

@@ -153,8 +153,12 @@ def test_what_is_prepared_is_shared_and_holds_the_same(ground: Path, done: Path)
             assert two.wide.any()
 
 
-def test_cells_with_other_wide_halves_do_not_share_one(ground: Path, tmp_path: Path) -> None:
-    grid = {"wide_rows": [0, 3]}
+@pytest.mark.parametrize(
+    "grid", [{"wide_rows": [0, 3]}, {"wide_bigrams": [True, False]}, {"wide_idf": [True, False]}]
+)
+def test_cells_with_other_wide_halves_do_not_share_one(
+    ground: Path, tmp_path: Path, grid: dict[str, list[Any]]
+) -> None:
     sweep = Sweep(write_sweep(ground, "rows", grid=grid, seeds=[1]), tmp_path / "out")
     wide = []
     for cell in sweep.cells:

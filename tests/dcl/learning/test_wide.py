@@ -81,6 +81,16 @@ def test_the_most_frequent_n_grams_are_kept() -> None:
     assert np.array_equal(few[few > 0], every[few > 0])
 
 
+def test_rows_after_the_leading_ones_are_left_out() -> None:
+    documents = count_words([[0, 1, 1], [1, 2]], (0, 1), VOCABULARY)
+    every = fit_idf(documents, V, least=1)
+    single = fit_idf(documents, V, least=1, leading=VOCABULARY)
+    assert every[VOCABULARY:].any()
+    assert not single[VOCABULARY:].any()
+    assert np.array_equal(single[:VOCABULARY], every[:VOCABULARY])
+    assert np.flatnonzero(fit_idf(documents, V, least=1, leading=1)).tolist() == [0]
+
+
 def test_documents_are_the_weighed_words_of_agents() -> None:
     bags, _ = make_bags(5)
     documents = documents_of(bags)
