@@ -27,7 +27,7 @@ from benchmarks.metrics import (
 )
 from benchmarks.predictors import RULES, AttributorPredictor, NamePrior, Predictor
 from benchmarks.runs import Names, Part, add_modes, digest_of, load_examples, rename
-from dcl import splits
+from dcl import calibration, splits, targets
 from dcl.errors import ArtifactError, ConfigError
 from dcl.splits import Split, group_of, split_of
 from dcl.taxonomy import MODES
@@ -35,7 +35,7 @@ from dcl.trajectory import Example
 
 MODEL = "dcl"
 KEPT = {"tfidf": "tfidf.py", "length": "probes.py", "position": "probes.py"}
-"""Floors whose fit is kept, and the source that decides it beside `predictors.py`."""
+"""Floors whose fit is kept, and the module that fits it."""
 LEARNED = ("name-prior", *KEPT)
 """Floors that need training runs."""
 PREDICTORS = (MODEL, *LEARNED, *RULES)
@@ -251,7 +251,7 @@ def place_floor(name: str, cache: Path, train: Sequence[Path], apart: Sequence[s
         apart: What else decides which runs it learns from.
     """
     own = (Path(__file__).with_name(file) for file in (KEPT[name], "predictors.py"))
-    sources = (*own, Path(splits.__file__))
+    sources = (*own, *(Path(str(module.__file__)) for module in (calibration, splits, targets)))
     recipe = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:8]
     names = [name, recipe, digest_of(train)[:16]]
     if apart:

@@ -1,7 +1,6 @@
 """How a fit fares on runs that it did not see, and what of it is kept.
 
-Everything is cross-fitted: whatever a fit chooses is chosen anew within each fold, so that nothing
-of a run enters its own attribution.
+All scores are cross-fitted: nothing of a run enters its own attribution.
 """
 
 from __future__ import annotations
@@ -59,6 +58,9 @@ def observe(
         scorer: Its scorer.
         example: The run.
         group: Its question, or its system.
+
+    Returns:
+        Logits, columns and targets of the run.
     """
     bag = attributor.bagger(example.trajectory)
     *turns, task = scorer.encoder([*bag.windows, bag.task])
@@ -119,6 +121,9 @@ def cross_fit(
         parts: What may be changed.
         folds: Number of folds.
         by_group: As `dcl.fitting.fit` takes it.
+
+    Returns:
+        One a run, in the same order.
     """
     place = split_folds([run.group for run in runs], folds, seed + 1)
     found: dict[int, Attribution] = {}
@@ -145,6 +150,9 @@ def compare(
         examples: Labelled runs.
         before: Attributions of the first model.
         after: Of the second.
+
+    Returns:
+        In the order of `LEVELS`; a level that no run is labelled at is left out.
     """
     levels = []
     for name in LEVELS:
@@ -167,6 +175,9 @@ def group_questions(examples: Sequence[Example]) -> list[int]:
 
     Args:
         examples: The runs.
+
+    Returns:
+        One number a run, in the same order.
     """
     exact = [group_of(example) for example in examples]
     words = [frozenset(example.trajectory.task.lower().split()) for example in examples]

@@ -154,7 +154,8 @@ class Lexicon:
     the agent who spoke is read again.
 
     Args:
-        idf: `(V,)` float32, inverse document frequency; a document is one agent's turns.
+        idf: `(V,)` float32, weight of each n-gram, its inverse document frequency by default; a
+            document is one agent's turns.
         table: `(V, M)` float32, weight of the n-gram for each mode.
     """
 

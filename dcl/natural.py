@@ -57,8 +57,12 @@ def learn_natural(
             metadata calls `framework`, or else where its labels come from.
         seed: Of the choice of runs and of the folds.
 
+    Returns:
+        The fit on all of them, and how fits fare on systems that they did not see.
+
     Raises:
-        ConfigError: If there are too few systems to hold some out.
+        ConfigError: If the model is not an exported one, if there are too few systems to hold some
+            out, or if no step is labelled.
     """
     scorer = attributor.scorer
     if not isinstance(scorer, OnnxScorer):

@@ -41,7 +41,7 @@ class ModelConfig:
     """Width of a turn inside the network; a multiple of the context heads."""
     layers: int = 2
     """Context layers over the turns; 0 looks at each turn alone."""
-    relations: tuple[str, ...] = RELATIONS
+    context_heads: tuple[str, ...] = RELATIONS
     """What each head of a context layer may look at: earlier turns (`past`), later ones (`future`),
     turns of the same agent (`same`), the turn that it answers (`reply`), those that answer it
     (`replied`), or `any`."""
@@ -60,9 +60,9 @@ class ModelConfig:
     use_text: bool = True
     """Read the turn vectors."""
     use_features: bool = True
-    """Read statistics, cues and deviation."""
+    """Read the features of a turn: layout, cues, relations and deviation."""
     feature_groups: tuple[str, ...] = tuple(FEATURE_GROUPS)
-    """Which of them: `layout`, `cues`, `relations`, `deviation`."""
+    """Which groups of them are read: `layout`, `cues`, `relations`, `deviation`."""
     use_wide: bool = True
     """Read the wide lexical half and add it to the pair logits."""
     use_mix: bool = True
@@ -106,14 +106,16 @@ class ModelConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("relations", "feature_groups", "agent_names"):  # JSON has lists only
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_names("model.relations", self.relations, {*RELATIONS, "any"})
+        check_names("model.context_heads", self.context_heads, {*RELATIONS, "any"})
         check_names("model.feature_groups", self.feature_groups, FEATURE_GROUPS)
-        if self.width % len(self.relations):
+        groups = tuple(name for name in FEATURE_GROUPS if name in self.feature_groups)
+        object.__setattr__(self, "feature_groups", groups)
+        for name in ("context_heads", "agent_names"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists only
+        if self.width % len(self.context_heads):
             raise ConfigError(
-                f"model.width: expected a multiple of the {len(self.relations)} heads that "
-                f"model.relations names, got {self.width}"
+                f"model.width: expected a multiple of the {len(self.context_heads)} "
+                f"model.context_heads, got {self.width}"
             )
         if min(self.layers, self.evidence_turns) < 0 or not 0 <= self.dropout < 1:
             raise ConfigError(
@@ -125,10 +127,15 @@ class ModelConfig:
 
 
 def check_names(place: str, got: Sequence[str], known: Collection[str]) -> None:
-    """Refuse a list of names that is empty or has one that is not known.
+    """Refuse a list of names that cannot be meant.
+
+    Args:
+        place: What to call it in the message.
+        got: The list.
+        known: Names that may stand in it.
 
     Raises:
-        ConfigError: If it is.
+        ConfigError: If it is empty, or a name is not known.
     """
     if not got or not set(got) <= set(known):
         raise ConfigError(
@@ -174,12 +181,12 @@ class ContextLayer(nn.Module):
     """Attention over turns in which each head follows one relation, then a feed-forward layer.
 
     Args:
-        config: Width, dropout and the number of relations are read.
+        config: Width, dropout and context heads are read.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = len(config.relations)
+        self.heads = len(config.context_heads)
         self.norm = nn.LayerNorm(config.width)
         self.project = nn.Linear(config.width, 3 * config.width)
         self.merge = nn.Linear(config.width, config.width)
@@ -287,7 +294,7 @@ class Network(nn.Module):
         send their gradient to the step head and no further.
         """
         turns = self.read(vectors, task, features, wide, member)  # (B, T, D)
-        allowed = relate(reply_to, member, self.config.relations)
+        allowed = relate(reply_to, member, self.config.context_heads)
         distance = measure_distance(allowed)  # (B, H, T, T + 1)
         for layer in self.context:
             turns = layer(turns, distance)
@@ -334,12 +341,12 @@ class Network(nn.Module):
         return read
 
     def mask_features(self, like: Tensor) -> Tensor:
-        """1 for each feature that is read, 0 for the others: `(F,)`."""
+        """1 for each feature that is read, 0 for the others: `(F,)`, of the type of `like`."""
         read = {name for group in self.config.feature_groups for name in FEATURE_GROUPS[group]}
         return like.new_tensor([name in read for name in FEATURES])
 
     def attend(self, turns: Tensor) -> Tensor:
-        """How much each turn looks like evidence, for each query: `(B, T, M + 1)`."""
+        """How much each turn, `(B, T, D)`, looks like evidence for each query: `(B, T, M + 1)`."""
         value = torch.tanh(self.gate_value(turns))
         if self.config.use_gate:
             value = value * torch.sigmoid(self.gate_open(turns))
@@ -507,7 +514,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return -F.softplus(-x)
 
 
-def relate(reply_to: Tensor, member: Tensor, names: Sequence[str] = RELATIONS) -> Tensor:
+def relate(reply_to: Tensor, member: Tensor, names: Sequence[str]) -> Tensor:
     """Which turns each head may look at.
 
     Args:

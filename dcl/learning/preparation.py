@@ -237,7 +237,7 @@ def fit_wide(
     the wide half is near perfect, which would leave the network nothing to learn.
 
     Args:
-        config: Strength and folds are read.
+        config: Folds, and the fields whose names begin with `wide_`, are read.
         items: Items of all splits; their `wide` is filled in.
         vocabulary: Number of token ids.
         work: Keeps what is fitted, so that a resumed run does not fit it again.
@@ -266,7 +266,7 @@ def fit_folds(
     """Fit the wide half once without each fold, and last on everything.
 
     Args:
-        config: Strength and folds are read.
+        config: Folds, and the fields whose names begin with `wide_`, are read.
         train: Training items; those with labelled modes that are not extra are fitted on.
         vocabulary: Number of token ids.
         files: Where each fit goes; those that are there stay.
@@ -280,9 +280,8 @@ def fit_folds(
         vocabulary + BIGRAM_ROWS,
         most=config.wide_rows,
         leading=None if config.wide_bigrams else vocabulary,
+        weigh=config.wide_idf,
     )
-    if not config.wide_idf:
-        idf = np.sign(idf)
     stacked = stack_documents(documents, idf)
     for fold, file in enumerate(track(files, "fitting the wide half")):
         if not file.exists():

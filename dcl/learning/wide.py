@@ -26,6 +26,7 @@ def fit_idf(
     least: int = 3,
     most: int = 0,
     leading: int | None = None,
+    weigh: bool = True,
 ) -> Floats:
     """Inverse document frequencies, with 0 for n-grams that are left out.
 
@@ -34,15 +35,18 @@ def fit_idf(
         rows: Rows `V` of the lexical table.
         least: Documents in which an n-gram must stand, as it is too rare to learn from otherwise.
         most: n-grams that are kept, those in most documents; 0 for any number.
-        leading: Rows from the first on that may be kept, as those of single pieces; None for all.
+        leading: Number of first rows that may be kept, as those of single pieces; None for all.
+        weigh: Whether rare n-grams weigh more; otherwise each that is kept weighs 1.
 
     Returns:
-        `(V,)` float32, `1 + ln((1 + N) / (1 + df))` or 0.
+        `(V,)` float32, `1 + ln((1 + N) / (1 + df))` or 0; 1 or 0 where nothing is weighed.
     """
     frequency = np.zeros(rows, dtype=np.int64)
     for document in documents:
         frequency[np.unique(document.row)] += 1
-    idf = 1.0 + np.log((1.0 + len(documents)) / (1.0 + frequency))
+    idf = np.ones(rows)
+    if weigh:
+        idf += np.log((1.0 + len(documents)) / (1.0 + frequency))
     if leading is not None:
         frequency[leading:] = 0
     idf[frequency < least] = 0.0

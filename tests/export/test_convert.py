@@ -140,7 +140,7 @@ def test_the_graph_agrees_with_torch_on_long_bags(
         },
         {"use_features": False, "layers": 2},
         {
-            "relations": ("any", "reply"),
+            "context_heads": ("any", "reply"),
             "feature_groups": ("cues", "deviation"),
             "use_gate": False,
             "use_mode_queries": False,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dcl.errors import ConfigError
 from dcl.features import FEATURE_GROUPS, FEATURES
 from dcl.learning.config import LossConfig
 from dcl.learning.data import Batch
@@ -222,6 +223,25 @@ def test_a_group_of_features_that_is_left_out_is_not_read(group: str) -> None:
     assert not agree(whole(*bag).pair, whole(*bag._replace(features=other)).pair)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"context_heads": ("past", "later")}, "model.context_heads: expected some of any, future"),
+        ({"context_heads": ()}, "got none"),
+        ({"context_heads": ("any",) * 3}, "multiple of the 3 model.context_heads, got 32"),
+        ({"feature_groups": ("cue",)}, "cues, deviation, layout, relations, got cue"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        replace(TINY, **wrong)
+
+
+def test_groups_of_features_are_a_set() -> None:
+    twice = replace(TINY, feature_groups=("deviation", "cues", "cues"))
+    assert twice.feature_groups == ("cues", "deviation")
+
+
 @torch.no_grad()
 def test_with_one_query_all_modes_have_the_same_evidence() -> None:
     one = make_model(without("use_mode_queries"))
@@ -236,7 +256,7 @@ def test_with_one_query_all_modes_have_the_same_evidence() -> None:
 def test_context_without_relations_does_not_see_who_speaks() -> None:
     bag = BAGS[3]
     swapped = bag._replace(reply_to=bag.reply_to.roll(1), member=bag.member.roll(1, dims=2))
-    free = replace(TINY, relations=("any",) * 4, use_wide=False)
+    free = replace(TINY, context_heads=("any",) * 4, use_wide=False)
     plain, typed = make_model(free), make_model(replace(TINY, use_wide=False))
     assert agree(plain(*bag).attention, plain(*swapped).attention)
     assert not agree(typed(*bag).attention, typed(*swapped).attention)

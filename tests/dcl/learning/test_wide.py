@@ -91,6 +91,12 @@ def test_rows_after_the_leading_ones_are_left_out() -> None:
     assert np.flatnonzero(fit_idf(documents, V, least=1, leading=1)).tolist() == [0]
 
 
+def test_n_grams_may_weigh_alike() -> None:
+    documents = count_words([[0, 1, 1], [1, 2]], (0, 1), VOCABULARY)
+    weighed, alike = fit_idf(documents, V, least=1), fit_idf(documents, V, least=1, weigh=False)
+    assert np.array_equal(alike, (weighed > 0).astype(np.float32))
+
+
 def test_documents_are_the_weighed_words_of_agents() -> None:
     bags, _ = make_bags(5)
     documents = documents_of(bags)
