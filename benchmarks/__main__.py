@@ -134,6 +134,30 @@ def average_command(
         typer.echo(to_table(read_means(first), read_means(second)), nl=False)
 
 
+@app.command("reproduce")
+def reproduce_command(
+    page: Annotated[Path, typer.Argument(help="Markdown.")] = Path("docs/results.md"),
+    section: Annotated[
+        list[str] | None, typer.Option(help="Part of a heading to look under; repeatable.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Run what trains and exports as well: hours.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the fresh numbers into the page.")
+    ] = False,
+) -> None:
+    """Run the commands of a page of results; exit code 1 if a score is outside its interval."""
+    from benchmarks.reproduce import describe, reproduce
+
+    agrees = True
+    with _errors():
+        for found in reproduce(page, sections=section or (), everything=everything, write=write):
+            typer.echo(describe(found))
+            agrees = agrees and not found.outside
+    raise typer.Exit(0 if agrees else 1)
+
+
 @app.command("left-out")
 def left_out_command(
     sweep: Annotated[Path, typer.Argument(help="Folder of a dcl sweep over data.left_out.")],
