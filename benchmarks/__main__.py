@@ -147,14 +147,14 @@ def reproduce_command(
         bool, typer.Option("--write", help="Put the fresh numbers into the page.")
     ] = False,
 ) -> None:
-    """Run the commands of a page of results; exit code 1 if a score is outside its interval."""
+    """Run the commands of a page of results; exit code 1 if one fails or a score is elsewhere."""
     from benchmarks.reproduce import describe, reproduce
 
     agrees = True
     with _errors():
         for found in reproduce(page, sections=section or (), everything=everything, write=write):
             typer.echo(describe(found))
-            agrees = agrees and not found.outside
+            agrees = agrees and not (found.outside or found.failure)
     raise typer.Exit(0 if agrees else 1)
 
 

@@ -82,6 +82,7 @@ class Agreement:
         judged: Scores of the page with an interval that the run gave, too.
         outside: Those whose fresh value is outside of it, in words.
         lost: Rows of the page that the run did not print.
+        failure: Why there are no scores, where the command failed.
     """
 
     block: Block
@@ -89,12 +90,15 @@ class Agreement:
     judged: int
     outside: tuple[str, ...]
     lost: tuple[str, ...]
+    failure: str = ""
 
 
 def reproduce(
     page: Path, *, sections: Sequence[str] = (), everything: bool = False, write: bool = False
 ) -> Iterator[Agreement]:
     """Run the commands of a page that print tables, and hold the tables against what they print.
+
+    A command that fails, as for want of a file that another one makes, does not stop the others.
 
     Args:
         page: Markdown.
@@ -103,7 +107,7 @@ def reproduce(
         write: Put what was printed into the page, one command after the other.
 
     Raises:
-        ConfigError: If the page cannot be read, no command is left, or one fails.
+        ConfigError: If the page cannot be read, or no command is left.
     """
     try:
         text = page.read_text(encoding="utf-8")
@@ -119,7 +123,12 @@ def reproduce(
         raise ConfigError(f"{page}: expected a command with a table after it, found none to run")
     lines = text.split("\n")
     for block in chosen:
-        found = compare(block, find_tables(run_script(block.script)))
+        try:
+            printed = run_script(block.script)
+        except ConfigError as error:
+            yield Agreement(block, {}, 0, (), (), str(error))
+            continue
+        found = compare(block, find_tables(printed))
         if write:
             for line, cells in found.cells.items():
                 lines[line] = f"| {' | '.join(cells)} |"
@@ -233,6 +242,8 @@ def compare(block: Block, fresh: Sequence[Table]) -> Agreement:
 
 def describe(found: Agreement) -> str:
     """What came out for one command, in words."""
+    if found.failure:
+        return f"{found.block.section}: {found.failure.rstrip()}"
     kept = found.judged - len(found.outside)
     lines = [f"{found.block.section}: {kept} of {found.judged} scores within their intervals"]
     lines += [f"  outside: {one}" for one in found.outside]
