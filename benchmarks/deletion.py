@@ -17,7 +17,14 @@ from benchmarks.runs import Part, load_examples
 from dcl.attribution import Attributor, Finding
 from dcl.bag import BagMaker
 from dcl.errors import ConfigError
-from dcl.explanation import WORD, probability, replace_turn, split_sentences, weigh_turn
+from dcl.explanation import (
+    WORD,
+    heeds_words,
+    probability,
+    replace_turn,
+    split_sentences,
+    weigh_turn,
+)
 from dcl.runtime import OnnxScorer, load
 from dcl.trajectory import Trajectory
 
@@ -95,8 +102,8 @@ def delete_from(
         repeats: Random deletions of each kind in each run, > 0.
         seed: Of what is deleted at random.
     """
-    heeds = all(adapter.heed for adapter in getattr(attributor.scorer, "adapters", ()))
-    kinds = KINDS if heeds and isinstance(attributor.scorer, OnnxScorer) else KINDS[:2]
+    scorer = attributor.scorer
+    kinds = KINDS if isinstance(scorer, OnnxScorer) and heeds_words(scorer) else KINDS[:2]
     rng = np.random.default_rng(seed)
     falls = np.array([_falls(attributor, run, kinds, rng, repeats) for run in runs])  # (n, K, 2)
     return [

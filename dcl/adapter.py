@@ -64,7 +64,8 @@ class Adapter:
     The step logits become `trust * step + columns @ weights`. An agent's logit becomes a linear
     function of its old one and of the log-odds of the posterior mass on its turns. Mode logits
     become `heed * mode + modes`, and a pair's logit becomes that of its agent with as much of the
-    network's word on the mode: `agent + heed * (pair - old agent) + modes`.
+    network's word on the mode: `agent + heed * (pair - old agent) + modes`. Its evidence weights
+    count by as much; the rest is the posterior over the turns of the agent.
 
     Args:
         columns: Columns of `describe_turns` that it reads, `F` of them.
@@ -105,13 +106,33 @@ class Adapter:
             agent=agent.astype(np.float32),
             pair=pair.astype(np.float32),
             mode=(self.heed * logits.mode + self.modes).astype(np.float32),
+            attention=self._mix_evidence(logits.attention, step),
         )
+
+    def _mix_evidence(self, attention: NDArray[np.float32], step: Floats) -> NDArray[np.float32]:
+        """What stands for each mode, `(T, M)`: evidence of the network, or that of the turn."""
+        if self.heed == 1:
+            return attention
+        return (self.heed * attention + (1 - self.heed) * step[:, None]).astype(np.float32)
 
     def score_turns(self, logits: Logits, turns: Floats) -> Floats:
         """Adapted step logits, `(T,)`."""
-        columns = standardise(select(turns, self.columns), self.mean, self.scale)
-        score: Floats = self.trust * logits.step + columns @ self.weights
+        score: Floats = self.trust * logits.step + self._standardise(turns) @ self.weights
         return score
+
+    def weigh_columns(self, turns: Floats) -> Floats:
+        """What each column adds to the step logit of each turn, `(T, len(COLUMNS))`.
+
+        Args:
+            turns: `(T, len(COLUMNS))`, as `describe_turns` gives them.
+        """
+        shares = np.zeros_like(turns)
+        shares[:, _find_places(self.columns)] = self._standardise(turns) * self.weights
+        return shares
+
+    def _standardise(self, turns: Floats) -> Floats:
+        """The columns that it reads, `(T, F)`."""
+        return standardise(select(turns, self.columns), self.mean, self.scale)
 
 
 IDENTITY = Adapter(

@@ -1,8 +1,9 @@
 """Why a finding was made, in a form that a person can check against the log.
 
-Words have exact shares of the wide logit, which is a sum over them. Sentences are weighed by what
-their removal does to the probability. The blame path leads from the turn that is blamed to the
-turn where the failure shows.
+Words have exact shares of the wide logit, which is a sum over them, and signs exact shares of the
+step logit of a reading that sums up columns. Sentences are weighed by what their removal does to
+the probability. The blame path leads from the turn that is blamed to the turn where the failure
+shows.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dcl.adapter import COLUMNS
 from dcl.attribution import Attribution, Attributor, Finding
 from dcl.bag import Bag, BagMaker
 from dcl.lexical import Lexicon, split_over_tokens, weigh_words
 from dcl.nearest import Index, Neighbour
 from dcl.references import References, find_symptom
+from dcl.runtime import OnnxScorer
+from dcl.taxonomy import MODES
 from dcl.trajectory import Trajectory, TurnKind
 
 Verb = Literal["message", "state", "aggregation", "delegation"]
@@ -37,6 +41,21 @@ class Word:
     """A word with its share of the wide logit; all words of an agent sum to that logit."""
 
     text: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What sets a turn apart from the others of its run.
+
+    Args:
+        column: Name out of `dcl.adapter.COLUMNS`.
+        high: Whether the turn has more of it than the mean of all turns that can be blamed.
+        weight: What it adds to the step logit, in nats, over what it adds to these on average.
+    """
+
+    column: str
+    high: bool
     weight: float
 
 
@@ -71,7 +90,9 @@ class Explanation:
 
     Args:
         finding: The finding.
-        words: Words of its turn that weigh most, strongest first; empty without a mode.
+        words: Words of its turn that weigh most, strongest first, for its mode or else the
+            likeliest one of its agent; empty where the reading heeds none.
+        signs: What sets its turn apart, strongest first; empty where the network reads alone.
         sentences: Sentences of its turn whose removal costs most, strongest first.
         neighbour: The labelled turn that is most like this one; None without an index.
         path: Turns from the blamed one to the one where the failure shows.
@@ -79,6 +100,7 @@ class Explanation:
 
     finding: Finding
     words: tuple[Word, ...]
+    signs: tuple[Sign, ...]
     sentences: tuple[Sentence, ...]
     neighbour: Neighbour | None
     path: tuple[Hop, ...]
@@ -92,6 +114,10 @@ class Explanation:
             "turn": found.turn,
             "prob": round(found.prob, 6),
             "words": [{"word": w.text, "weight": round(w.weight, 6)} for w in self.words],
+            "signs": [
+                {"column": s.column, "high": s.high, "weight": round(s.weight, 6)}
+                for s in self.signs
+            ],
             "sentences": [{"text": s.text, "fall": round(s.fall, 6)} for s in self.sentences],
             "like": None
             if near is None
@@ -123,41 +149,78 @@ def explain(
         attributor: The model that made them.
         trajectory: The run.
         findings: What to explain.
-        words: Words to show of each turn, where the model's reading heeds what words say of modes;
-            >= 0.
+        words: Words to show of each turn where the model's reading heeds what words say of modes,
+            and signs where it sums up columns; >= 0.
         sentences: Sentences to show; 0 saves the calls that weigh them.
         index: Labelled turns to show the nearest of; of a model with the same encoder.
     """
     bag = attributor.bagger(trajectory)
-    lexicon = getattr(attributor.scorer, "lexicon", None)
-    heeds = all(adapter.heed for adapter in getattr(attributor.scorer, "adapters", ()))
-    explained = []
-    for finding in findings:
-        heavy: tuple[Word, ...] = ()
-        mode = finding.fault.mode
-        if (
-            heeds
-            and mode
-            and isinstance(lexicon, Lexicon)
-            and isinstance(attributor.bagger, BagMaker)
-        ):
-            heavy = weigh_turn(
-                attributor.bagger, lexicon, trajectory, bag, finding.turn, mode.index
-            )
-        explained.append(
-            Explanation(
-                finding=finding,
-                words=tuple(word for word in heavy if word.text[:1].isalnum())[:words],
-                sentences=weigh_sentences(attributor, trajectory, finding)[:sentences]
-                if sentences
-                else (),
-                neighbour=None
-                if index is None
-                else index.find(_encode(attributor, bag, finding.turn), mode=mode, run=trajectory),
-                path=trace_blame(trajectory, bag, finding.turn),
-            )
+    return tuple(
+        Explanation(
+            finding=finding,
+            words=_find_words(attributor, trajectory, bag, finding)[:words],
+            signs=weigh_signs(attributor, bag, finding.turn)[:words],
+            sentences=weigh_sentences(attributor, trajectory, finding)[:sentences]
+            if sentences
+            else (),
+            neighbour=None
+            if index is None
+            else index.find(
+                _encode(attributor, bag, finding.turn), mode=finding.fault.mode, run=trajectory
+            ),
+            path=trace_blame(trajectory, bag, finding.turn),
         )
-    return tuple(explained)
+        for finding in findings
+    )
+
+
+def heeds_words(scorer: OnnxScorer) -> bool:
+    """Whether what a model says of modes follows from words."""
+    return all(adapter.heed for adapter in scorer.adapters)
+
+
+def weigh_signs(attributor: Attributor, bag: Bag, turn: int) -> tuple[Sign, ...]:
+    """What sets a turn apart in the eyes of the adapters of a model, the largest share first.
+
+    Args:
+        attributor: The model; one without adapters gives none.
+        bag: Of the run.
+        turn: 0-based position.
+
+    Returns:
+        Columns that speak for the turn. With those that speak against it they sum to its step
+        logit over the mean of the run, but for what an adapter leaves of the network's own.
+    """
+    scorer = attributor.scorer
+    if not isinstance(scorer, OnnxScorer) or not scorer.adapters:
+        return ()
+    *turns, task = scorer.encoder([*bag.windows, bag.task])
+    _, columns = scorer.observe(bag, np.stack(turns), task)
+    shares = np.zeros_like(columns)
+    for adapter in scorer.adapters:
+        shares = adapter.trust * shares + adapter.weigh_columns(columns)
+    acting = bag.acting[bag.agent_index]
+    apart = shares[turn] - shares[acting].mean(axis=0)
+    high = columns[turn] > columns[acting].mean(axis=0)
+    order = np.argsort(-apart, kind="stable")
+    return tuple(Sign(COLUMNS[i], bool(high[i]), float(apart[i])) for i in order if apart[i] > 0)
+
+
+def _find_words(
+    attributor: Attributor, trajectory: Trajectory, bag: Bag, finding: Finding
+) -> tuple[Word, ...]:
+    """Words of the turn of a finding that weigh most, marks left out."""
+    scorer, bagger = attributor.scorer, attributor.bagger
+    if not isinstance(scorer, OnnxScorer) or not isinstance(bagger, BagMaker):
+        return ()
+    if not heeds_words(scorer):
+        return ()
+    mode = finding.fault.mode
+    if mode is None:
+        found = attributor(trajectory)
+        mode = MODES[int(np.argmax(found.pair_probs[found.agents.index(finding.fault.agent)]))]
+    heavy = weigh_turn(bagger, scorer.lexicon, trajectory, bag, finding.turn, mode.index)
+    return tuple(word for word in heavy if word.text[:1].isalnum())
 
 
 def weigh_turn(

@@ -41,13 +41,13 @@ def explain(
     out: Out = None,
     top_k: TopK = None,
     words: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Words to show, where modes follow from them.")
+        int, typer.Option(min=0, metavar="N", help="Words or signs to show.")
     ] = 8,
     sentences: Annotated[int, typer.Option(min=0, metavar="N", help="Sentences to show.")] = 3,
 ) -> None:
-    """Show what speaks for each finding: sentences and the way of the fault.
+    """Show what speaks for each finding: signs, sentences and the way of the fault.
 
-    With --injected words, too; after `dcl fit` the labelled turn that is most alike.
+    With --injected words in place of signs; after `dcl fit` the labelled turn that is most alike.
     """
     from dcl.artifact import INDEX
     from dcl.cli import load_model

@@ -32,6 +32,12 @@ def explain_lines(report: Report, explanations: Sequence[Explanation]) -> Iterat
         if one.words:
             words = (f"{visible(w.text)} {w.weight:+.3f}" for w in one.words)
             yield f"    words that weigh most: {', '.join(words)}"
+        if one.signs:
+            signs = (
+                f"{'high' if sign.high else 'low'} {sign.column} {sign.weight:+.2f}"
+                for sign in one.signs
+            )
+            yield f"    what sets it apart: {', '.join(signs)}"
         for sentence in one.sentences:
             shown = visible(sentence.text, _TEXT)
             yield f"    without this the probability falls by {sentence.fall:+.3f}: {shown}"

@@ -102,6 +102,24 @@ def test_columns_of_neighbours_follow_a_slow_loop() -> None:
     assert all(column(alone, name) == [0.0] for name in names)
 
 
+def test_a_turn_shows_a_mode_by_the_posterior_where_the_network_is_not_heeded() -> None:
+    logits, turns = draw_logits(), describe()
+    for heed in (0.0, 0.25, 1.0):
+        got = replace(make_adapter(), heed=heed)(logits, turns, INDEX, ALL)
+        expected = heed * logits.attention + (1 - heed) * got.step[:, None]
+        assert got.attention == pytest.approx(expected, abs=1e-5)
+
+
+def test_shares_of_columns_sum_to_the_score_of_a_turn() -> None:
+    adapter, logits, turns = make_adapter(), draw_logits(), describe(code={1: 2.0})
+    shares = adapter.weigh_columns(turns)
+    assert shares.shape == turns.shape
+    own = adapter.trust * logits.step
+    assert shares.sum(axis=1) + own == pytest.approx(adapter.score_turns(logits, turns))
+    others = [i for i, name in enumerate(COLUMNS) if name not in adapter.columns]
+    assert not shares[:, others].any()
+
+
 def test_the_identity_changes_nothing() -> None:
     logits = draw_logits()
     got = IDENTITY(logits, describe(), INDEX, ALL)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import any_text, bagger, light, make_run, make_tokenizer
 
+from dcl.adapter import COLUMNS
 from dcl.explanation import (
     replace_turn,
     split_sentences,
@@ -129,3 +131,45 @@ def test_no_words_are_shown_where_modes_do_not_follow_from_them() -> None:
     (told,) = explain(attributor, run, attributor(run).findings(top_k=1))
     assert told.words == ()
     assert told.sentences
+    assert told.signs
+    weights = [sign.weight for sign in told.signs]
+    assert weights == sorted(weights, reverse=True)
+    assert min(weights) > 0
+
+
+def test_signs_are_what_a_turn_has_over_the_others_of_its_run() -> None:
+    from dcl.explanation import weigh_signs
+
+    attributor = load(threads=1)
+    run = make_run(
+        ("planner", "Split the bill among 4."), ("worker", "error: 17?"), ("critic", "ok, done")
+    )
+    bag = attributor.bagger(run)
+    scorer: Any = attributor.scorer
+    (logits,) = scorer([bag])
+    assert scorer.adapters[0].trust == 0  # nothing but columns, so signs say all
+    *turns, task = scorer.encoder([*bag.windows, bag.task])
+    _, columns = scorer.observe(bag, np.stack(turns), task)
+    shares = scorer.adapters[0].weigh_columns(columns)
+    assert shares.sum(axis=1) == pytest.approx(logits.step, abs=1e-4)
+    for turn in range(3):
+        signs = {sign.column: sign for sign in weigh_signs(attributor, bag, turn)}
+        apart = shares[turn] - shares.mean(axis=0)
+        assert {COLUMNS[i] for i in np.flatnonzero(apart > 0)} == set(signs)
+        for name, sign in signs.items():
+            i = COLUMNS.index(name)
+            assert sign.weight == pytest.approx(apart[i])
+            assert sign.high == (columns[turn, i] > columns[:, i].mean())
+
+
+def test_words_of_a_fault_without_a_mode_are_those_of_the_likeliest() -> None:
+    from dcl.explanation import explain
+
+    attributor = load(threads=1, injected=True)
+    run = make_run(("planner", "Split the bill."), ("worker", "I skip the check. It is 17."))
+    found = attributor(run)
+    mode = int(np.argmax(found.pair_probs[1]))
+    pair = [found.find(1, None), found.find(1, mode)]
+    without, with_mode = explain(attributor, run, pair, sentences=0)
+    assert without.words == with_mode.words
+    assert without.signs == ()
