@@ -2,7 +2,8 @@
 
 A command of the page is a fenced block of shell; the tables that follow it, up to the next block or
 section, are what it printed. Tables are told by their titles, rows by their words, so that a page
-may leave rows out and say more between them.
+may leave rows out and say more between them. What trains and exports prints no table: it makes what
+later commands read, and runs only where everything is asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ RUN = "python -m benchmarks "
 """How a command begins that is run without being asked for; others train or export for hours."""
 
 _SCORE = re.compile(r"(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\]")
+_MEAN = re.compile(r"(-?[\d.]+) ± ([\d.]+)(?: \[.*)?")
+_DEVIATIONS = 2  # that a mean over seeds may be off
+_ITSELF = RUN + "reproduce"
 _ROUNDING = 0.05  # half of the last digit that is printed
 
 
@@ -58,7 +62,7 @@ class Block:
     Args:
         section: Heading that it stands under.
         script: The shell, one command or more.
-        tables: Those that follow it.
+        tables: Those that follow it; none where it makes what later commands read.
     """
 
     section: str
@@ -67,9 +71,9 @@ class Block:
 
     @property
     def is_benchmark(self) -> bool:
-        """Whether it does nothing but run benchmarks."""
+        """Whether it does nothing but run benchmarks that print tables."""
         commands = self.script.replace("\\\n", " ").strip().splitlines()
-        return all(command.startswith(RUN) for command in commands)
+        return bool(self.tables) and all(command.startswith(RUN) for command in commands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,10 @@ class Agreement:
     Args:
         block: The command.
         cells: Line of the page to its cells as they are now.
-        judged: Scores of the page with an interval that the run gave, too.
-        outside: Those whose fresh value is outside of it, in words.
+        judged: Scores of the page with an interval, or a deviation over seeds, that the run gave,
+            too.
+        outside: Those whose fresh value is outside of the interval, or more than two deviations
+            off, in words.
         lost: Rows of the page that the run did not print.
         failure: Why there are no scores, where the command failed.
     """
@@ -92,18 +98,23 @@ class Agreement:
     lost: tuple[str, ...]
     failure: str = ""
 
+    @property
+    def holds(self) -> bool:
+        """Whether the command ran, and all that the page says of it came out again."""
+        return not (self.outside or self.lost or self.failure)
+
 
 def reproduce(
     page: Path, *, sections: Sequence[str] = (), everything: bool = False, write: bool = False
 ) -> Iterator[Agreement]:
-    """Run the commands of a page that print tables, and hold the tables against what they print.
+    """Run the commands of a page, and hold its tables against what they print.
 
     A command that fails, as for want of a file that another one makes, does not stop the others.
 
     Args:
         page: Markdown.
         sections: Parts of the headings to look under; none means all.
-        everything: Run commands that do more than benchmarks as well.
+        everything: Run what trains and exports as well, in the order of the page.
         write: Put what was printed into the page, one command after the other.
 
     Raises:
@@ -120,7 +131,7 @@ def reproduce(
         and (not sections or any(part.lower() in block.section.lower() for part in sections))
     ]
     if not chosen:
-        raise ConfigError(f"{page}: expected a command with a table after it, found none to run")
+        raise ConfigError(f"{page}: expected a command, found none to run")
     lines = text.split("\n")
     for block in chosen:
         try:
@@ -138,7 +149,7 @@ def reproduce(
 
 
 def parse_page(text: str) -> list[Block]:
-    """The commands of a page that are followed by tables, in order.
+    """The commands of a page, in order, but for this one.
 
     Args:
         text: Markdown; fences marked `sh` are commands, and `## ` begins a section.
@@ -160,9 +171,9 @@ def parse_page(text: str) -> list[Block]:
         elif found:
             found[-1][2].append(number)
     return [
-        Block(section, script, tables)
+        Block(section, script, find_tables(text, set(numbers)))
         for section, script, numbers in found
-        if script and (tables := find_tables(text, set(numbers)))
+        if script and not script.startswith(_ITSELF)
     ]
 
 
@@ -244,6 +255,8 @@ def describe(found: Agreement) -> str:
     """What came out for one command, in words."""
     if found.failure:
         return f"{found.block.section}: {found.failure.rstrip()}"
+    if not found.block.tables:
+        return f"{found.block.section}: done, {found.block.script.split(maxsplit=1)[0]} ..."
     kept = found.judged - len(found.outside)
     lines = [f"{found.block.section}: {kept} of {found.judged} scores within their intervals"]
     lines += [f"  outside: {one}" for one in found.outside]
@@ -257,9 +270,18 @@ def _is_word(cell: str) -> bool:
 
 
 def _is_within(value: str, old: str) -> bool | None:
-    """Whether a fresh score is in the interval of an old one; None where there is none."""
-    page, now = _SCORE.fullmatch(old), _SCORE.fullmatch(value)
-    if page is None or now is None:
-        return None
-    _, low, high = map(float, page.groups())
-    return low - _ROUNDING <= float(now[1]) <= high + _ROUNDING
+    """Whether a fresh score is where an old one says it should be; None where that says nothing."""
+    for form in (_SCORE, _MEAN):
+        page, now = form.fullmatch(old), form.fullmatch(value)
+        if page is not None and now is not None:
+            low, high = _bounds(page)
+            return low - _ROUNDING <= float(now[1]) <= high + _ROUNDING
+    return None
+
+
+def _bounds(page: re.Match[str]) -> tuple[float, float]:
+    """Between which values a fresh score agrees with one of the page."""
+    if page.re is _SCORE:
+        return float(page[2]), float(page[3])
+    mean, deviation = float(page[1]), float(page[2])
+    return mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation

@@ -71,7 +71,7 @@ def test_rows_may_be_left_out_and_those_that_are_not_printed_are_named(page: Pat
     assert "6 of 6" in reproduce(page).output
     page.write_text(text.replace("| random |", "| by heart |"))
     told = reproduce(page)
-    assert told.exit_code == 0
+    assert told.exit_code == 1
     assert "not printed: by heart" in told.output
 
 
@@ -90,9 +90,33 @@ def test_pages_without_a_command_are_refused_and_commands_that_fail_are_named(
         run_script("exit 3\necho on\n")
 
 
-def test_only_benchmarks_run_unasked() -> None:
-    assert Block("", "python -m benchmarks a \\\n  --b\npython -m benchmarks c\n", ()).is_benchmark
-    assert not Block("", "dcl sweep x\npython -m benchmarks c\n", ()).is_benchmark
+def test_only_benchmarks_with_tables_run_unasked(page: Path, tmp_path: Path) -> None:
+    tables = (Table(0, (("a",), ("1",))),)
+    script = "python -m benchmarks a \\\n  --b\npython -m benchmarks c\n"
+    assert Block("", script, tables).is_benchmark
+    assert not Block("", script, ()).is_benchmark
+    assert not Block("", "dcl sweep x\npython -m benchmarks c\n", tables).is_benchmark
+    made = tmp_path / "made"
+    page.write_text(f"## First\n\n```sh\ntouch {made}\n```\n\n{page.read_text()}")
+    assert "First" not in reproduce(page).output
+    assert not made.exists()
+    assert "First: done, touch" in reproduce(page, "--everything").output
+    assert made.exists()
+
+
+def test_a_page_does_not_run_itself() -> None:
+    assert parse_page("## One\n\n```sh\npython -m benchmarks reproduce  # all\n```\n") == []
+
+
+def test_means_over_seeds_may_be_two_deviations_off() -> None:
+    old = Table(0, (("cell", "pair"), ("ours", "35.68 ± 0.47"), ("less", "24.8 ± 0.4 [-1, 0] 0.1")))
+    rows = (
+        "| cell | pair |\n| --- | ---: |\n"
+        "| ours | 36.50 ± 0.10 |\n| less | 24.1 ± 0.1 [-2, -8] 0.2 |"
+    )
+    found = compare(Block("", "", (old,)), find_tables(rows))
+    assert (found.judged, found.holds) == (2, True)
+    assert not compare(Block("", "", (old,)), find_tables(rows.replace("36.50", "36.71"))).holds
 
 
 def test_tables_belong_to_the_command_before_them() -> None:
