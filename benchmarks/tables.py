@@ -50,6 +50,8 @@ def to_markdown(report: Report) -> str:
         for columns in (_FAULTS, _STEPS):
             lines += _table(rows, columns)
         lines += _gap_table(rows)
+    if not any("error_micro_f1" in r.scores for rows in report.tables.values() for r in rows):
+        lines += ["", "Not scored: pairs and modes, as no label names a mode (--modes adds them)."]
     lines += ["", *(f"Not run: {name} ({why})." for name, why in report.skipped.items())]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -22,7 +22,7 @@ from dcl.commands.options import (
     TopK,
     WithBackend,
 )
-from dcl.errors import TraceError
+from dcl.errors import ConfigError, TraceError
 from dcl.formats.jsontext import too_deep
 from dcl.intake import Tally, list_files, read
 from dcl.process import say
@@ -40,25 +40,36 @@ def explain(
     output: Annotated[Output, typer.Option(help="Lines for people, or JSON lines.")] = Output.TABLE,
     out: Out = None,
     top_k: TopK = None,
-    words: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Words or signs to show.")
-    ] = 8,
+    words: Annotated[int, typer.Option(min=0, metavar="N", help="Words or signs to show.")] = 8,
     sentences: Annotated[int, typer.Option(min=0, metavar="N", help="Sentences to show.")] = 3,
+    like: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="Labelled logs to show the nearest turn of; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Show what speaks for each finding: signs, sentences and the way of the fault.
 
-    With --injected words in place of signs; after `dcl fit` the labelled turn that is most alike.
+    With --injected words in place of signs; after `dcl fit`, or with --like, the labelled turn that
+    is most alike.
     """
     from dcl.artifact import INDEX
     from dcl.cli import load_model
     from dcl.explanation import explain as explain_run
-    from dcl.nearest import load_index
+    from dcl.nearest import build_index, load_index
     from dcl.report.explained import explain_lines, explain_record
 
     attributor = load_model(model, threads=None, injected=injected, backend=backend)
-    file = (model or BASE) / INDEX
-    index = load_index(file) if file.is_file() else None
     logs, tally = Logs(list_files(paths), format), Tally()
+    file, index = (model or BASE) / INDEX, None
+    if like is not None:
+        index = build_index(attributor, (example for _, example in read(like, format, tally)))
+        if not index.rows:
+            raise ConfigError("--like: expected logs with labels of agents that speak, found none")
+    elif file.is_file():
+        index = load_index(file)
     with open_out(out) as stream:
         for _, report in bulk.attribute(attributor, logs.items(), tally):
             found = report.attribution.findings(top_k=top_k)

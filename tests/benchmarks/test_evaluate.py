@@ -194,6 +194,8 @@ def test_without_modes_only_agents_and_steps_are_scored(whowhen: Path) -> None:
     ]
     assert not any(name.startswith(("pair", "error")) for name in scores)
     assert {"agent_accuracy", "step_accuracy", "agent_micro_f1"} <= set(scores)
+    page = run("--data", whowhen, "--predictor", "first-speaker").output
+    assert "Not scored: pairs and modes" in page
 
 
 @pytest.mark.parametrize("names", ["permuted", "replaced"])

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import any_text, bagger, light, make_run, make_tokenizer
+from typer.testing import CliRunner
 
 from dcl.adapter import COLUMNS
+from dcl.cli import app
 from dcl.explanation import (
     replace_turn,
     split_sentences,
@@ -20,7 +25,7 @@ from dcl.lexical import BIGRAM_ROWS, Lexicon
 from dcl.references import find_symptom
 from dcl.runtime import load
 from dcl.taxonomy import MODES
-from dcl.trajectory import Turn, TurnKind
+from dcl.trajectory import Example, Fault, Turn, TurnKind
 
 M = len(MODES)
 ROWS = make_tokenizer().get_vocab_size() + BIGRAM_ROWS
@@ -173,3 +178,22 @@ def test_words_of_a_fault_without_a_mode_are_those_of_the_likeliest() -> None:
     without, with_mode = explain(attributor, run, pair, sentences=0)
     assert without.words == with_mode.words
     assert without.signs == ()
+
+
+def test_any_labelled_logs_can_stand_beside_a_finding(tmp_path: Path) -> None:
+    run = make_run(("planner", "Split the bill."), ("worker", "I skip the check. It is 17."))
+    other = replace(run, id="other", task="another one")
+    labelled = Example(other, (Fault("worker", MODES[10], 1),))
+    log, known = tmp_path / "log.jsonl", tmp_path / "known.jsonl"
+    log.write_text(json.dumps(Example(run, None).to_dict()) + "\n")
+    known.write_text(json.dumps(labelled.to_dict()) + "\n")
+    command = ["explain", str(log), "--top-k", "1", "--sentences", "0", "--model", "lite"]
+    told = CliRunner().invoke(app, [*command, "--output", "jsonl", "--like", str(known)])
+    assert told.exit_code == 0, told.output
+    (finding,) = json.loads(told.output.splitlines()[0])["findings"]
+    assert finding["like"]["id"] == "other"
+    assert finding["like"]["mode"] == MODES[10].value
+    assert "high " in CliRunner().invoke(app, command).output  # signs, for people
+    refused = CliRunner().invoke(app, [*command, "--like", str(log)])
+    assert refused.exit_code == 2
+    assert "--like: expected logs with labels" in refused.output
