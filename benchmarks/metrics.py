@@ -37,6 +37,7 @@ class Prediction:
         step: The step that shows the failure, as the source log counts; None if not said.
         agent: The one agent to blame most; None if not said.
         ranked_steps: Steps from the most to the least suspect; empty means only `step`.
+        shown: The step that is shown beside `agent`, one that it takes; None means `step`.
     """
 
     faults: frozenset[tuple[str, ErrorMode]] = frozenset()
@@ -45,6 +46,7 @@ class Prediction:
     step: int | None = None
     agent: str | None = None
     ranked_steps: tuple[int, ...] = ()
+    shown: int | None = None
 
     def labels(self, level: Level) -> frozenset[Hashable]:
         """What is declared at a level: pairs, modes (level `error`) or agents."""
@@ -185,9 +187,10 @@ def rank_hits(truths: Sequence[Prediction], guesses: Sequence[Prediction]) -> Fl
         guesses: What is declared, in the same order.
 
     Returns:
-        `(n, 7)` in the order of `RANKED`: agent right, step right, both right, step among the first
-        three, one over the rank of the step (0 if it is not ranked), step off by at most 1, and by
-        at most 3. Traces whose truth has no single agent and step are rows of NaN.
+        `(n, 7)` in the order of `RANKED`: agent right, likeliest step right, agent and the step
+        shown beside it both right, step among the first three, one over the rank of the step (0 if
+        it is not ranked), step off by at most 1, and by at most 3. Traces whose truth has no single
+        agent and step are rows of NaN.
 
     Source:
         Who&When (arXiv 2505.00212), §4, for agent and step accuracy and the tolerances.
@@ -208,7 +211,7 @@ def _rank_hit(truth: Prediction, guess: Prediction) -> tuple[float, ...]:
     return (
         float(agent),
         float(step),
-        float(agent and step),
+        float(agent and (step if guess.shown is None else guess.shown == truth.step)),
         float(rank is not None and rank <= 3),
         0.0 if rank is None else 1.0 / rank,
         float(gap <= 1),

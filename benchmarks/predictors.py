@@ -297,17 +297,12 @@ def state_guess(found: Attribution, *, single: bool = False) -> Prediction:
 
     Args:
         found: Of one run.
-        single: Whether one fault is known to exist. Then the step is the one that is shown for the
-            agent who is named, and comes before all others.
+        single: Whether one fault is known to exist.
     """
     faults = found.faults(top_k=1 if single else None)
     top = found.agents[int(np.argmax(found.agent_probs))]
     best_mode = MODES[int(np.argmax(found.mode_probs))]
-    order = np.argsort(-found.step_probs, kind="stable").tolist()
-    if single:
-        shown = found.find(int(np.argmax(found.agent_probs)), None).turn
-        order = [shown, *(t for t in order if t != shown)]
-    steps = tuple(found.steps[t] for t in order)
+    steps = tuple(found.steps[t] for t in np.argsort(-found.step_probs, kind="stable"))
     return Prediction(
         faults=frozenset((f.agent, f.mode) for f in faults if f.mode is not None),
         agents=frozenset({top} if single else (f.agent for f in faults)),
@@ -315,4 +310,5 @@ def state_guess(found: Attribution, *, single: bool = False) -> Prediction:
         step=steps[0],
         agent=top,
         ranked_steps=steps,
+        shown=found.find(int(np.argmax(found.agent_probs)), None).fault.step,
     )

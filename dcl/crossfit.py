@@ -23,8 +23,7 @@ from dcl.trajectory import Example, Trajectory
 Floats = NDArray[np.float64]
 
 LEVELS = ("agent", "step", "pair", "agents over the threshold")
-"""What is compared: first guesses, of steps the one shown for the first guess of agents, and all
-agents that are declared."""
+"""What is compared: first guesses, and all agents that are declared."""
 
 _ALIKE = 0.7  # share of common words from which on two questions count as one
 _RESAMPLES = 2000
@@ -225,7 +224,7 @@ def _count(name: str, example: Example, found: Attribution) -> tuple[float, floa
         guess: Any = found.agents[int(np.argmax(found.agent_probs))]
         true: set[Any] = agents
     elif name == "step":
-        guess = found.find(int(np.argmax(found.agent_probs)), None).fault.step
+        guess = found.steps[int(np.argmax(found.step_probs))]
         true = {fault.step for fault in faults if fault.step is not None}
     else:
         (best,) = found.faults(top_k=1)
