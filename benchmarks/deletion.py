@@ -19,7 +19,6 @@ from dcl.bag import BagMaker
 from dcl.errors import ConfigError
 from dcl.explanation import (
     WORD,
-    heeds_words,
     probability,
     replace_turn,
     split_sentences,
@@ -103,7 +102,7 @@ def delete_from(
         seed: Of what is deleted at random.
     """
     scorer = attributor.scorer
-    kinds = KINDS if isinstance(scorer, OnnxScorer) and heeds_words(scorer) else KINDS[:2]
+    kinds = KINDS if isinstance(scorer, OnnxScorer) and scorer.heed else KINDS[:2]
     rng = np.random.default_rng(seed)
     falls = np.array([_falls(attributor, run, kinds, rng, repeats) for run in runs])  # (n, K, 2)
     return [

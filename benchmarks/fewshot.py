@@ -206,7 +206,8 @@ def observe_all(examples: Sequence[Example], config: FewshotConfig) -> list[Obse
     artifact = open_artifact(config.model)
     file = None
     if config.cache is not None:
-        columns = hashlib.sha256(" ".join(COLUMNS).encode()).hexdigest()[:8]
+        kept = (*COLUMNS, *(entry.name for entry in fields(Logits)))
+        columns = hashlib.sha256(" ".join(kept).encode()).hexdigest()[:8]
         digest = digest_of(config.data)[:16] + hash_file(artifact.path / MANIFEST)[:16]
         file = config.cache / f"observed-{digest}-{columns}.npz"
     groups = group_questions(examples)
@@ -281,7 +282,7 @@ def _read(file: Path, examples: Sequence[Example], groups: Sequence[int]) -> lis
         return [
             Observation(
                 group=group,
-                logits=Logits(**{f.name: kept[f"{i}.{f.name}"] for f in fields(Logits)}),
+                logits=Logits(**{f.name: kept[f"{i}.{f.name}"][()] for f in fields(Logits)}),
                 turns=kept[f"{i}.turns"],
                 agent_index=kept[f"{i}.agent_index"],
                 acting=np.array(

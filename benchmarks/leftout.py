@@ -230,15 +230,16 @@ def to_markdown(entries: Sequence[LeftOut]) -> str:
     return "\n".join(markdown_lines(_HEAD, list(_rows(entries)))) + "\n"
 
 
-_HEAD = ["left out", "runs", "predictor", *(f"{level} µF1" for level in LEVELS)]
+_HEAD = ["left out", "runs", "predictor", *(f"{level} µF1" for level in LEVELS), "sd of pair"]
 
 
 def _rows(entries: Sequence[LeftOut]) -> Iterator[list[str]]:
     """One row a predictor, and one for what the model has over the word floor."""
     for entry in entries:
         for name, scores in entry.scores.items():
-            spread = "" if entry.spread is None else f", sd {100 * entry.spread:.1f}"
-            who = f"dcl, seeds: {entry.seeds}{spread}"
-            first = [entry.name, str(entry.runs), who] if name == "dcl" else ["", "", name]
-            yield [*first, *(show_share(scores[level]) for level in LEVELS)]
-        yield ["", "", "dcl minus tfidf", *(show_share(entry.gap[level]) for level in LEVELS)]
+            own = name == "dcl"
+            spread = f"{100 * entry.spread:.1f}" if own and entry.spread is not None else ""
+            who = f"dcl, seeds: {entry.seeds}"
+            first = [entry.name, str(entry.runs), who] if own else ["", "", name]
+            yield [*first, *(show_share(scores[level]) for level in LEVELS), spread]
+        yield ["", "", "dcl minus tfidf", *(show_share(entry.gap[level]) for level in LEVELS), ""]

@@ -300,15 +300,15 @@ def state_guess(found: Attribution, *, single: bool = False) -> Prediction:
         single: Whether one fault is known to exist.
     """
     faults = found.faults(top_k=1 if single else None)
-    top = found.agents[int(np.argmax(found.agent_probs))]
+    top = found.find(int(np.argmax(found.agent_probs)), None).fault
     best_mode = MODES[int(np.argmax(found.mode_probs))]
     steps = tuple(found.steps[t] for t in np.argsort(-found.step_probs, kind="stable"))
     return Prediction(
         faults=frozenset((f.agent, f.mode) for f in faults if f.mode is not None),
-        agents=frozenset({top} if single else (f.agent for f in faults)),
+        agents=frozenset({top.agent} if single else (f.agent for f in faults)),
         modes=frozenset({best_mode} if single else found.modes()),
         step=steps[0],
-        agent=top,
+        agent=top.agent,
         ranked_steps=steps,
-        shown=found.find(int(np.argmax(found.agent_probs)), None).fault.step,
+        shown=top.step,
     )

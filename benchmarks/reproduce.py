@@ -83,10 +83,10 @@ class Agreement:
     Args:
         block: The command.
         cells: Line of the page to its cells as they are now.
-        judged: Scores of the page with an interval, or a deviation over seeds, that the run gave,
-            too.
-        outside: Those whose fresh value is outside of the interval, or more than two deviations
-            off, in words.
+        judged: Scores of the page with an interval, or a deviation over seeds, in rows that the run
+            gave, too.
+        outside: Those whose fresh value is gone, outside of the interval, or more than two
+            deviations off, in words.
         lost: Rows of the page that the run did not print.
         failure: Why there are no scores, where the command failed.
     """
@@ -258,7 +258,7 @@ def describe(found: Agreement) -> str:
     if not found.block.tables:
         return f"{found.block.section}: done, {found.block.script.split(maxsplit=1)[0]} ..."
     kept = found.judged - len(found.outside)
-    lines = [f"{found.block.section}: {kept} of {found.judged} scores within their intervals"]
+    lines = [f"{found.block.section}: {kept} of {found.judged} scores where they should be"]
     lines += [f"  outside: {one}" for one in found.outside]
     lines += [f"  not printed: {one}" for one in found.lost]
     return "\n".join(lines)
@@ -271,17 +271,20 @@ def _is_word(cell: str) -> bool:
 
 def _is_within(value: str, old: str) -> bool | None:
     """Whether a fresh score is where an old one says it should be; None where that says nothing."""
-    for form in (_SCORE, _MEAN):
-        page, now = form.fullmatch(old), form.fullmatch(value)
-        if page is not None and now is not None:
-            low, high = _bounds(page)
-            return low - _ROUNDING <= float(now[1]) <= high + _ROUNDING
+    for form, bound in ((_SCORE, _interval), (_MEAN, _deviations)):
+        page = form.fullmatch(old)
+        if page is not None:
+            now, (low, high) = form.fullmatch(value), bound(page)
+            return now is not None and low - _ROUNDING <= float(now[1]) <= high + _ROUNDING
     return None
 
 
-def _bounds(page: re.Match[str]) -> tuple[float, float]:
-    """Between which values a fresh score agrees with one of the page."""
-    if page.re is _SCORE:
-        return float(page[2]), float(page[3])
-    mean, deviation = float(page[1]), float(page[2])
-    return mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation
+def _interval(page: re.Match[str]) -> tuple[float, float]:
+    """The interval of a score."""
+    return float(page[2]), float(page[3])
+
+
+def _deviations(page: re.Match[str]) -> tuple[float, float]:
+    """As far from a mean as seeds may take it."""
+    mean, reach = float(page[1]), _DEVIATIONS * float(page[2])
+    return mean - reach, mean + reach

@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +65,9 @@ class Adapter:
     The step logits become `trust * step + columns @ weights`. An agent's logit becomes a linear
     function of its old one and of the log-odds of the posterior mass on its turns. Mode logits
     become `heed * mode + modes`, and a pair's logit becomes that of its agent with as much of the
-    network's word on the mode: `agent + heed * (pair - old agent) + modes`. Its evidence weights
-    count by as much; the rest is the posterior over the turns of the agent.
+    network's word on the mode: `agent + heed * (pair - old agent) + modes`. As far as the network
+    is not heeded, the log of the agent's probability stands for its logit there, so that a pair is
+    no likelier than its mode, and its evidence does not count (`Logits.heed`).
 
     Args:
         columns: Columns of `describe_turns` that it reads, `F` of them.
@@ -99,21 +101,17 @@ class Adapter:
         step = self.score_turns(logits, turns)
         odds = agent_log_odds(step, agent_index, acting)
         agent = self.agent[0] + self.agent[1] * logits.agent + self.agent[2] * odds
-        pair = agent[:, None] + self.heed * (logits.pair - logits.agent[:, None]) + self.modes
+        heed = self.heed * logits.heed
+        word = logits.pair - _lead(logits.agent, logits.heed)[:, None]
+        pair = _lead(agent, heed)[:, None] + self.heed * word + self.modes
         return replace(
             logits,
             step=step.astype(np.float32),
             agent=agent.astype(np.float32),
             pair=pair.astype(np.float32),
             mode=(self.heed * logits.mode + self.modes).astype(np.float32),
-            attention=self._mix_evidence(logits.attention, step),
+            heed=heed,
         )
-
-    def _mix_evidence(self, attention: NDArray[np.float32], step: Floats) -> NDArray[np.float32]:
-        """What stands for each mode, `(T, M)`: evidence of the network, or that of the turn."""
-        if self.heed == 1:
-            return attention
-        return (self.heed * attention + (1 - self.heed) * step[:, None]).astype(np.float32)
 
     def score_turns(self, logits: Logits, turns: Floats) -> Floats:
         """Adapted step logits, `(T,)`."""
@@ -193,6 +191,12 @@ def agent_log_odds(step: Floats, agent_index: Agents, acting: Mask) -> Floats:
     mass = np.clip(mass, 1e-9, 1 - 1e-9)
     odds: Floats = np.clip(np.log(mass) - np.log1p(-mass), -8.0, 8.0)
     return odds
+
+
+def _lead(agent: NDArray[Any], heed: float) -> Floats:
+    """What the logits of an agent, `(A,)`, give to those of its pairs."""
+    lead: Floats = heed * agent - (1 - heed) * np.logaddexp(0, -agent.astype(np.float64))
+    return lead
 
 
 def select(turns: Floats, columns: tuple[str, ...]) -> Floats:

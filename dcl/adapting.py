@@ -91,6 +91,11 @@ def adapt(
     sound = list(clean)
     if not known and not sound:
         raise ConfigError("expected labelled runs, or successful ones under --clean, found none")
+    if known and not any(example.faults for example in known):
+        raise ConfigError(
+            f"expected runs with a labelled fault, got {len(known)} without; give successful runs "
+            "under --clean"
+        )
     if known and ADAPTER in artifact.manifest["files"]:
         raise ConfigError(
             f"{artifact.path}: this model is adapted already; fit the original one again with all "

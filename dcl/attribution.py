@@ -42,8 +42,10 @@ class Logits:
         mode: `(M,)` float32, one logit a mode: did it occur?
         pair: `(A, M)` float32: did this agent fail in this way?
         step: `(T,)` float32: does this turn show the failure? Softmax over turns.
-        attention: `(T, M)` float32: how much this turn speaks for the mode in its agent. Softmax
-            over the turns of one agent.
+        attention: `(T, M)` float32: how much this turn speaks for the mode in its agent, as the
+            network sees it. Softmax over the turns of one agent.
+        heed: How far `attention` is heeded, 0 to 1. For the rest a turn speaks for every mode by
+            its step logit.
     """
 
     agent: Floats
@@ -51,6 +53,7 @@ class Logits:
     pair: Floats
     step: Floats
     attention: Floats
+    heed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +479,10 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
     agent_index = np.array([position[turn.agent] for turn in trajectory.turns], dtype=np.int64)
     bystanders = trajectory.bystanders
     acting = np.array([agent not in bystanders for agent in agents])
-    step = np.where(acting[agent_index], logits.step, -np.inf).astype(np.float32)
+    step = logits.step / calibration.step_temperature
+    evidence = logits.attention
+    if logits.heed < 1:
+        evidence = logits.heed * evidence + (1 - logits.heed) * step[:, None]
     return Attribution(
         trajectory_id=trajectory.id,
         agents=agents,
@@ -486,8 +492,8 @@ def decode(trajectory: Trajectory, logits: Logits, calibration: Calibration) -> 
         mode_probs=sigmoid(logits.mode / calibration.mode_temperature),
         pair_probs=_under_one(sigmoid(logits.pair / calibration.pair_temperature))
         * acting[:, None],
-        step_probs=softmax(step / calibration.step_temperature, axis=0),
-        weights=_softmax_by_agent(logits.attention, agent_index),
+        step_probs=softmax(np.where(acting[agent_index], step, -np.inf), axis=0),
+        weights=_softmax_by_agent(evidence, agent_index),
         calibration=calibration,
     )
 

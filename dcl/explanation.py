@@ -25,7 +25,6 @@ from dcl.lexical import Lexicon, split_over_tokens, weigh_words
 from dcl.nearest import Index, Neighbour
 from dcl.references import References, find_symptom
 from dcl.runtime import OnnxScorer
-from dcl.taxonomy import MODES
 from dcl.trajectory import Trajectory, TurnKind
 
 Verb = Literal["message", "state", "aggregation", "delegation"]
@@ -33,6 +32,7 @@ Verb = Literal["message", "state", "aggregation", "delegation"]
 WORD = re.compile(r"\w+|[^\w\s]")
 _END = re.compile(r"(?<=[^\d\s][.!?])\s+|\n+")  # the point of "2. next" ends nothing
 _MOST_PIECES = 16  # of one turn that are taken out one by one
+_LEAST = 1e-6  # nats that a sign adds; less is rounding
 _ALSO = 0.7  # share of the strongest reference from which on another one counts too
 
 
@@ -155,11 +155,13 @@ def explain(
         index: Labelled turns to show the nearest of; of a model with the same encoder.
     """
     bag = attributor.bagger(trajectory)
+    heavy = _find_words(attributor, trajectory, bag, findings)
+    signs = weigh_signs(attributor, bag, [finding.turn for finding in findings])
     return tuple(
         Explanation(
             finding=finding,
-            words=_find_words(attributor, trajectory, bag, finding)[:words],
-            signs=weigh_signs(attributor, bag, finding.turn)[:words],
+            words=heavy[i][:words],
+            signs=signs[i][:words],
             sentences=weigh_sentences(attributor, trajectory, finding)[:sentences]
             if sentences
             else (),
@@ -170,57 +172,63 @@ def explain(
             ),
             path=trace_blame(trajectory, bag, finding.turn),
         )
-        for finding in findings
+        for i, finding in enumerate(findings)
     )
 
 
-def heeds_words(scorer: OnnxScorer) -> bool:
-    """Whether what a model says of modes follows from words."""
-    return all(adapter.heed for adapter in scorer.adapters)
-
-
-def weigh_signs(attributor: Attributor, bag: Bag, turn: int) -> tuple[Sign, ...]:
-    """What sets a turn apart in the eyes of the adapters of a model, the largest share first.
+def weigh_signs(
+    attributor: Attributor, bag: Bag, turns: Sequence[int]
+) -> tuple[tuple[Sign, ...], ...]:
+    """What sets turns apart in the eyes of the adapters of a model, the largest share first.
 
     Args:
         attributor: The model; one without adapters gives none.
         bag: Of the run.
-        turn: 0-based position.
+        turns: 0-based positions.
 
     Returns:
-        Columns that speak for the turn. With those that speak against it they sum to its step
-        logit over the mean of the run, but for what an adapter leaves of the network's own.
+        For each, the columns that speak for it. With those that speak against it they sum to its
+        step logit over the mean of all turns that can be blamed, but for what the adapters leave of
+        the network's own.
     """
     scorer = attributor.scorer
-    if not isinstance(scorer, OnnxScorer) or not scorer.adapters:
-        return ()
-    *turns, task = scorer.encoder([*bag.windows, bag.task])
-    _, columns = scorer.observe(bag, np.stack(turns), task)
+    if not isinstance(scorer, OnnxScorer) or not scorer.adapters or not turns:
+        return ((),) * len(turns)
+    *vectors, task = scorer.encoder([*bag.windows, bag.task])
+    _, columns = scorer.observe(bag, np.stack(vectors), task)
     shares = np.zeros_like(columns)
     for adapter in scorer.adapters:
         shares = adapter.trust * shares + adapter.weigh_columns(columns)
     acting = bag.acting[bag.agent_index]
-    apart = shares[turn] - shares[acting].mean(axis=0)
-    high = columns[turn] > columns[acting].mean(axis=0)
-    order = np.argsort(-apart, kind="stable")
-    return tuple(Sign(COLUMNS[i], bool(high[i]), float(apart[i])) for i in order if apart[i] > 0)
+    apart = shares - shares[acting].mean(axis=0)
+    high = columns > columns[acting].mean(axis=0)
+    return tuple(
+        tuple(
+            Sign(COLUMNS[i], bool(high[turn, i]), float(apart[turn, i]))
+            for i in np.argsort(-apart[turn], kind="stable")
+            if apart[turn, i] > _LEAST
+        )
+        for turn in turns
+    )
 
 
 def _find_words(
-    attributor: Attributor, trajectory: Trajectory, bag: Bag, finding: Finding
-) -> tuple[Word, ...]:
-    """Words of the turn of a finding that weigh most, marks left out."""
+    attributor: Attributor, trajectory: Trajectory, bag: Bag, findings: Sequence[Finding]
+) -> list[tuple[Word, ...]]:
+    """Words of the turn of each finding that weigh most, marks left out."""
     scorer, bagger = attributor.scorer, attributor.bagger
-    if not isinstance(scorer, OnnxScorer) or not isinstance(bagger, BagMaker):
-        return ()
-    if not heeds_words(scorer):
-        return ()
-    mode = finding.fault.mode
-    if mode is None:
-        found = attributor(trajectory)
-        mode = MODES[int(np.argmax(found.pair_probs[found.agents.index(finding.fault.agent)]))]
-    heavy = weigh_turn(bagger, scorer.lexicon, trajectory, bag, finding.turn, mode.index)
-    return tuple(word for word in heavy if word.text[:1].isalnum())
+    if not isinstance(scorer, OnnxScorer) or not isinstance(bagger, BagMaker) or not scorer.heed:
+        return [()] * len(findings)
+    likeliest: list[int] = []
+    if any(finding.fault.mode is None for finding in findings):
+        likeliest = attributor(trajectory).pair_probs.argmax(axis=1).tolist()
+    found = []
+    for finding in findings:
+        mode = finding.fault.mode
+        place = likeliest[bag.agent_index[finding.turn]] if mode is None else mode.index
+        heavy = weigh_turn(bagger, scorer.lexicon, trajectory, bag, finding.turn, place)
+        found.append(tuple(word for word in heavy if word.text[:1].isalnum()))
+    return found
 
 
 def weigh_turn(

@@ -178,9 +178,9 @@ def leave_bystanders_out(run: Observation) -> Observation:
     step = targets.step[spoken]
     return replace(
         run,
-        logits=Logits(
+        logits=replace(
+            logits,
             agent=logits.agent[acting],
-            mode=logits.mode,
             pair=logits.pair[acting],
             step=logits.step[spoken],
             attention=logits.attention[spoken],

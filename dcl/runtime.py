@@ -8,6 +8,7 @@ multiplies is chosen in `load`; the head always runs on onnxruntime.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -143,6 +144,11 @@ class OnnxScorer:
         self.head = head
         self.lexicon = lexicon
         self.adapters = tuple(adapters)
+
+    @property
+    def heed(self) -> float:
+        """How much of what the network says of modes and their evidence is left, 0 to 1."""
+        return math.prod(adapter.heed for adapter in self.adapters)
 
     def __call__(self, bags: Sequence[Bag]) -> list[Logits]:
         """Score bags; turns of all of them are encoded together, heads run one by one."""

@@ -309,6 +309,11 @@ class Example:
     clean: Trajectory | None = None
     origin: str = ""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run is known to have failed, by its labels or by its outcome."""
+        return bool(self.faults) or self.trajectory.outcome == "failure"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON: the trajectory's keys and `faults`, `clean`, `origin`."""
         row = self.trajectory.to_dict()

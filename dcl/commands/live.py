@@ -116,7 +116,7 @@ def thresholds(
                 if isinstance(item, TraceError):
                     unreadable.append(item)
                     complain(f"error: {item}")
-                elif item.trajectory.outcome != "failure" and not item.faults:
+                elif not item.has_failed:
                     successes.append(item.trajectory)
     attributor = load_model(model, threads=None, injected=injected, backend=backend)
     learned = StepThresholds.fit(attributor, successes, rate=rate)

@@ -65,7 +65,7 @@ def explain(
     logs, tally = Logs(list_files(paths), format), Tally()
     file, index = (model or BASE) / INDEX, None
     if like is not None:
-        index = build_index(attributor, (example for _, example in read(like, format, tally)))
+        index = build_index(attributor, (example for _, example in read(like, "auto", tally)))
         if not index.rows:
             raise ConfigError("--like: expected logs with labels of agents that speak, found none")
     elif file.is_file():

@@ -43,11 +43,15 @@ def fit(
     from dcl.adapting import adapt
 
     tally = Tally()
+    sound = [example for _, example in read(clean or [], format, tally)]
+    failed = sum(example.has_failed for example in sound)
+    if failed:
+        say(f"warning: --clean: {failed} runs are known to have failed and are left out")
     report = adapt(
         model,
         [example for _, example in read(paths or [], format, tally)],
         out,
-        clean=[example.trajectory for _, example in read(clean or [], format, tally)],
+        clean=[example.trajectory for example in sound if not example.has_failed],
         share=false_alarms,
         seed=seed,
     )

@@ -40,7 +40,7 @@ def explain_lines(report: Report, explanations: Sequence[Explanation]) -> Iterat
             yield f"    what sets it apart: {', '.join(signs)}"
         for sentence in one.sentences:
             shown = visible(sentence.text, _TEXT)
-            yield f"    without this the probability falls by {sentence.fall:+.3f}: {shown}"
+            yield f"    without this the probability changes by {-sentence.fall:+.3f}: {shown}"
         if one.neighbour is not None:
             near = one.neighbour
             said = "no mode" if near.fault.mode is None else near.fault.mode.value

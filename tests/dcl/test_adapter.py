@@ -102,12 +102,12 @@ def test_columns_of_neighbours_follow_a_slow_loop() -> None:
     assert all(column(alone, name) == [0.0] for name in names)
 
 
-def test_a_turn_shows_a_mode_by_the_posterior_where_the_network_is_not_heeded() -> None:
+def test_readings_one_after_the_other_heed_evidence_by_their_product() -> None:
     logits, turns = draw_logits(), describe()
-    for heed in (0.0, 0.25, 1.0):
-        got = replace(make_adapter(), heed=heed)(logits, turns, INDEX, ALL)
-        expected = heed * logits.attention + (1 - heed) * got.step[:, None]
-        assert got.attention == pytest.approx(expected, abs=1e-5)
+    half = replace(make_adapter(), heed=0.5)
+    once = half(logits, turns, INDEX, ALL)
+    assert (once.heed, half(once, turns, INDEX, ALL).heed) == (0.5, 0.25)
+    assert once.attention.tolist() == logits.attention.tolist()
 
 
 def test_shares_of_columns_sum_to_the_score_of_a_turn() -> None:
@@ -152,8 +152,22 @@ def test_without_heed_modes_are_the_shifts_alone() -> None:
     silent = replace(IDENTITY, modes=modes, heed=0.0)
     found = silent(logits, np.zeros((4, len(COLUMNS))), INDEX, ALL)
     np.testing.assert_allclose(found.mode, modes, atol=1e-6)
-    np.testing.assert_allclose(found.pair, logits.agent[:, None] + modes, atol=1e-6)
+    lead = np.log(1 / (1 + np.exp(-logits.agent)))[:, None]
+    np.testing.assert_allclose(found.pair, lead + modes, atol=1e-6)
     np.testing.assert_array_equal(found.agent, logits.agent)
+
+
+def test_without_heed_no_pair_is_likelier_than_its_mode() -> None:
+    """Also where an agent is certain, as one that nobody else can be blamed beside."""
+    certain = replace(draw_logits(), agent=np.array([9.0, -9.0, 40.0], np.float32))
+    silent = replace(IDENTITY, modes=np.linspace(-3, -0.5, M), heed=0.0)
+    turns = np.zeros((4, len(COLUMNS)))
+    once = silent(certain, turns, INDEX, ALL)
+    moved = replace(IDENTITY, agent=np.array([2.0, 1.0, 0.0]))
+    for found in (once, IDENTITY(once, turns, INDEX, ALL), moved(once, turns, INDEX, ALL)):
+        assert (found.pair <= found.mode + 1e-6).all()
+        assert (found.pair <= found.agent[:, None]).all()
+        assert found.pair.argmax(axis=0).tolist() == [found.agent.argmax()] * M
 
 
 def test_log_odds_are_finite_where_one_agent_has_all_of_it() -> None:

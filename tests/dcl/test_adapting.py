@@ -87,6 +87,21 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     assert finding["path"][0]["turn"] == finding["turn"]
 
 
+def test_failures_among_the_successful_runs_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    file.write_text("".join(json.dumps(example.to_dict()) + "\n" for example in EXAMPLES))
+    told = CliRunner().invoke(app, ["fit", "--clean", str(file), "--out", str(tmp_path / "out")])
+    assert told.exit_code == 2
+    assert f"{len(EXAMPLES)} runs are known to have failed" in told.output
+    assert "found none" in told.output
+
+
+def test_runs_without_any_fault_are_no_labels_to_learn_from(tmp_path: Path) -> None:
+    sound = [replace(example, faults=()) for example in EXAMPLES]
+    with pytest.raises(ConfigError, match="give successful runs under --clean"):
+        adapt(None, sound, tmp_path / "out")
+
+
 def test_the_shipped_model_holds_nothing_of_a_system() -> None:
     listed = read_manifest(find_model("base"))["files"]
     assert not {ADAPTER, INDEX} & listed.keys()

@@ -110,6 +110,20 @@ def test_decoding_follows_a_slow_loop() -> None:
             assert got.weights[t, m] == pytest.approx(share, abs=1e-6)
 
 
+@pytest.mark.parametrize("heed", [0.0, 0.25, 1.0])
+def test_a_turn_speaks_by_its_step_logit_as_far_as_the_network_is_not_heeded(heed: float) -> None:
+    logits = replace(random_logits(RUN), heed=heed)
+    got = decode(RUN, logits, Calibration(step_temperature=2.0))
+    mixed = heed * logits.attention + (1 - heed) * logits.step[:, None] / 2.0
+    assert got.weights == pytest.approx(
+        decode(RUN, replace(logits, attention=mixed, heed=1.0), Calibration()).weights, abs=1e-6
+    )
+    if heed == 0:
+        own = got.agent_index == 0
+        likeliest = int(np.argmax(np.where(own, got.step_probs, 0)))
+        assert [got.turn_of(0, mode) for mode in (None, 3)] == [likeliest, likeliest]
+
+
 def test_evidence_weights_sum_to_1_over_the_turns_of_an_agent() -> None:
     got = decode(RUN, random_logits(RUN), Calibration())
     for agent in range(3):
@@ -120,7 +134,8 @@ def test_evidence_weights_sum_to_1_over_the_turns_of_an_agent() -> None:
 
 def test_huge_logits_give_finite_probabilities() -> None:
     logits = random_logits(RUN)
-    huge = Logits(*(getattr(logits, name) * 1e6 for name in logits.__slots__))
+    names = ("agent", "mode", "pair", "step", "attention")
+    huge = replace(logits, **{name: getattr(logits, name) * 1e6 for name in names})
     got = decode(RUN, huge, Calibration())
     json.dumps(got.to_dict(threshold=0.5), allow_nan=False)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny import any_text, bagger, light, make_run, make_tokenizer
 from typer.testing import CliRunner
 
-from dcl.adapter import COLUMNS
+from dcl.adapter import COLUMNS, IDENTITY, Adapter
 from dcl.cli import app
 from dcl.explanation import (
     replace_turn,
@@ -147,24 +147,51 @@ def test_signs_are_what_a_turn_has_over_the_others_of_its_run() -> None:
 
     attributor = load(threads=1)
     run = make_run(
-        ("planner", "Split the bill among 4."), ("worker", "error: 17?"), ("critic", "ok, done")
+        ("human", "error?"),
+        ("planner", "Split it by 4."),
+        ("worker", "error: 17?"),
+        ("critic", "ok"),
     )
-    bag = attributor.bagger(run)
+    acting = np.array([False, True, True, True])  # of agents, and so of turns
+    bag = replace(attributor.bagger(run), acting=acting)
     scorer: Any = attributor.scorer
-    (logits,) = scorer([bag])
-    assert scorer.adapters[0].trust == 0  # nothing but columns, so signs say all
-    *turns, task = scorer.encoder([*bag.windows, bag.task])
-    _, columns = scorer.observe(bag, np.stack(turns), task)
-    shares = scorer.adapters[0].weigh_columns(columns)
-    assert shares.sum(axis=1) == pytest.approx(logits.step, abs=1e-4)
-    for turn in range(3):
-        signs = {sign.column: sign for sign in weigh_signs(attributor, bag, turn)}
-        apart = shares[turn] - shares.mean(axis=0)
-        assert {COLUMNS[i] for i in np.flatnonzero(apart > 0)} == set(signs)
-        for name, sign in signs.items():
-            i = COLUMNS.index(name)
-            assert sign.weight == pytest.approx(apart[i])
-            assert sign.high == (columns[turn, i] > columns[:, i].mean())
+    (natural,) = scorer.adapters
+    assert natural.trust == 0  # nothing but columns, so signs say all
+    names = ("to_task", "is_last", "numbers_new")
+    own = Adapter(
+        names, np.zeros(3), np.ones(3), np.array([2.0, -1, 3]), 0.5, IDENTITY.agent, IDENTITY.modes
+    )
+    *vectors, task = scorer.encoder([*bag.windows, bag.task])
+    _, columns = scorer.observe(bag, np.stack(vectors), task)
+    shares = natural.weigh_columns(columns)
+    for adapters in ((natural,), (natural, own)):
+        scorer.adapters = adapters
+        if own in adapters:
+            shares = 0.5 * shares + own.weigh_columns(columns)
+        (logits,) = scorer([bag])
+        assert shares.sum(axis=1) == pytest.approx(logits.step, abs=1e-4)
+        apart = shares - shares[acting].mean(axis=0)
+        for turn, signs in enumerate(weigh_signs(attributor, bag, range(4))):
+            speaking = np.flatnonzero(apart[turn] > 1e-6)
+            assert {COLUMNS[i] for i in speaking} == {sign.column for sign in signs}
+            for sign in signs:
+                i = COLUMNS.index(sign.column)
+                assert sign.weight == pytest.approx(apart[turn, i])
+                assert sign.high == (columns[turn, i] > columns[acting, i].mean())
+
+
+def test_the_turn_shown_is_the_likeliest_of_its_agent_after_a_second_reading() -> None:
+    """What `dcl fit` learns comes after the reading of natural failures and moves turns again."""
+    attributor = load(threads=1)
+    scorer: Any = attributor.scorer
+    turn = replace(IDENTITY, columns=("position",), mean=np.zeros(1), scale=np.ones(1))
+    for weight in (-9.0, 9.0):
+        scorer.adapters = (scorer.adapters[0], replace(turn, weights=np.array([weight])))
+        found = attributor(make_run(*(("ab"[i % 2], f"turn {i}") for i in range(8))))
+        for agent in range(2):
+            own = np.where(found.agent_index == agent, found.step_probs, -1)
+            assert found.find(agent, None).turn == int(np.argmax(own))
+            assert found.find(agent, 3).turn == int(np.argmax(own))
 
 
 def test_words_of_a_fault_without_a_mode_are_those_of_the_likeliest() -> None:
