@@ -32,7 +32,9 @@ ALL = np.ones(3, dtype=bool)
 def draw_logits(seed: int = 0) -> Logits:
     rng = np.random.default_rng(seed)
     shapes = {"agent": (3,), "mode": (M,), "pair": (3, M), "step": (4,), "attention": (4, M)}
-    return Logits(**{k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()})
+    drawn = (rng.standard_normal(shape).astype(np.float32) for shape in shapes.values())
+    agent, mode, pair, step, attention = drawn
+    return Logits(agent, mode, pair, step, attention)
 
 
 def make_adapter() -> Adapter:

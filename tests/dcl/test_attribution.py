@@ -53,14 +53,17 @@ def make_logits(run: Trajectory, *, low: float = -4.0, **values: Any) -> Logits:
     for name, entries in values.items():
         for place, value in entries.items():
             arrays[name][place] = value
-    return Logits(**arrays)
+    agent, mode, pair, step, attention = arrays.values()
+    return Logits(agent, mode, pair, step, attention)
 
 
 def random_logits(run: Trajectory, seed: int = 0) -> Logits:
     rng = np.random.default_rng(seed)
     A, T = len(run.agents), len(run.turns)
     shapes: list[tuple[int, ...]] = [(A,), (M,), (A, M), (T,), (T, M)]
-    return Logits(*(rng.standard_normal(shape).astype(np.float32) * 3 for shape in shapes))
+    drawn = (rng.standard_normal(shape).astype(np.float32) * 3 for shape in shapes)
+    agent, mode, pair, step, attention = drawn
+    return Logits(agent, mode, pair, step, attention)
 
 
 def attribute(calibration: Calibration | None = None, **values: Any) -> Attribution:

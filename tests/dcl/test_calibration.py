@@ -108,9 +108,9 @@ def label(pair: NDArray[np.float32], *, lost: int = 0) -> Targets:
 
 def make_logits(rng: np.random.Generator, A: int, T: int, *, step: float = 1.0) -> Logits:
     shapes: list[tuple[int, ...]] = [(A,), (M,), (A, M), (T,), (T, M)]
-    arrays = [rng.standard_normal(shape).astype(np.float32) * 2 for shape in shapes]
-    arrays[3] *= step
-    return Logits(*arrays)
+    drawn = (rng.standard_normal(shape).astype(np.float32) * 2 for shape in shapes)
+    agent, mode, pair, turn, attention = drawn
+    return Logits(agent, mode, pair, turn * np.float32(step), attention)
 
 
 def test_a_calibration_declares_what_the_best_threshold_does() -> None:

@@ -38,8 +38,10 @@ def observe(
     turns = rng.standard_normal((T, len(COLUMNS)))
     fault = int(rng.integers(T))
     turns[:, COLUMNS.index("to_task")] += telling * (np.arange(T) == fault)
-    draw = {"agent": (A,), "mode": (M,), "pair": (A, M), "step": (T,), "attention": (T, M)}
-    logits = Logits(**{k: rng.standard_normal(s).astype(np.float32) for k, s in draw.items()})
+    draw: list[tuple[int, ...]] = [(A,), (M,), (A, M), (T,), (T, M)]
+    drawn = (rng.standard_normal(shape).astype(np.float32) for shape in draw)
+    agent_logits, mode_logits, pair, step_logits, attention = drawn
+    logits = Logits(agent_logits, mode_logits, pair, step_logits, attention)
     turns[:, COLUMNS.index("net_step")] = logits.step
     agent = (np.arange(A) == index[fault]).astype(np.float32)
     mode = (np.arange(M) == 3).astype(np.float32)
