@@ -103,7 +103,11 @@ def read_line(line: Line) -> list[Arrival] | TraceError:
     except TraceError as error:
         return TraceError(line.place, str(error))
     except (ValueError, RecursionError) as error:
-        return TraceError(line.place, f"expected one JSON object a line: {error}")
+        return TraceError(
+            line.place,
+            f"expected one JSON object a line: {error}; for a whole log in another form: "
+            "dcl convert FILE --out - | dcl watch -",
+        )
     run = example.trajectory
     turns = [Arrival(run.id, turn, run.task) for turn in run.turns]
     return [*turns, Arrival(run.id, None, outcome=run.outcome)]
