@@ -120,32 +120,41 @@ def reproduce(
     Raises:
         ConfigError: If the page cannot be read, or no command is left.
     """
-    try:
-        text = page.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{page}: expected a page of results: {error}") from None
     chosen = [
         block
-        for block in parse_page(text)
+        for block in parse_page(_read(page))
         if (everything or block.is_benchmark)
         and (not sections or any(part.lower() in block.section.lower() for part in sections))
     ]
     if not chosen:
         raise ConfigError(f"{page}: expected a command, found none to run")
-    lines = text.split("\n")
     for block in chosen:
         try:
             printed = run_script(block.script)
         except ConfigError as error:
             yield Agreement(block, {}, 0, (), (), str(error))
             continue
-        found = compare(block, find_tables(printed))
+        text = _read(page)  # anew: people write while commands run
+        now = next((one for one in parse_page(text) if one.script == block.script), None)
+        if now is None:
+            yield Agreement(block, {}, 0, (), (), f"no longer on the page:\n{block.script}")
+            continue
+        found = compare(now, find_tables(printed))
         if write:
+            lines = text.split("\n")
             for line, cells in found.cells.items():
                 lines[line] = f"| {' | '.join(cells)} |"
             with whole(page) as part:
                 part.write_text("\n".join(lines), encoding="utf-8")
         yield found
+
+
+def _read(page: Path) -> str:
+    """The text of a page."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{page}: expected a page of results: {error}") from None
 
 
 def parse_page(text: str) -> list[Block]:

@@ -64,6 +64,19 @@ def test_what_is_outside_of_its_interval_is_named_and_can_be_mended(page: Path) 
     assert reproduce(page, "--section", "some").exit_code == 0
 
 
+def test_what_is_written_while_a_command_runs_stays(page: Path) -> None:
+    text = page.read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| everyone"))
+    wrong = row.replace(row.split("|")[2].strip(), "99.8 [99.7, 99.9]", 1)
+    edit = f"sed -i 's/^So.$/So it is./; s/^See:$/More:\\n\\nSee:/' {page}"
+    page.write_text(text.replace(row, wrong).replace("```sh\n", f"```sh\n{edit}\n"))
+    assert reproduce(page, "--everything", "--write").exit_code == 1
+    after = page.read_text()
+    assert "So it is." in after
+    assert "More:\n\nSee:" in after
+    assert row in after
+
+
 def test_rows_may_be_left_out_and_those_that_are_not_printed_are_named(page: Path) -> None:
     text = page.read_text()
     row = next(line for line in text.splitlines() if line.startswith("| random"))
