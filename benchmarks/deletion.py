@@ -17,13 +17,7 @@ from benchmarks.runs import Part, load_examples
 from dcl.attribution import Attributor, Finding
 from dcl.bag import BagMaker
 from dcl.errors import ConfigError
-from dcl.explanation import (
-    WORD,
-    probability,
-    replace_turn,
-    split_sentences,
-    weigh_turn,
-)
+from dcl.explanation import WORD, probability, replace_turn, split_sentences, weigh_turn
 from dcl.runtime import OnnxScorer, load
 from dcl.trajectory import Trajectory
 

@@ -66,8 +66,8 @@ class Adapter:
     function of its old one and of the log-odds of the posterior mass on its turns. Mode logits
     become `heed * mode + modes`, and a pair's logit becomes that of its agent with as much of the
     network's word on the mode: `agent + heed * (pair - old agent) + modes`. As far as the network
-    is not heeded, the log of the agent's probability stands for its logit there, so that a pair is
-    no likelier than its mode, and its evidence does not count (`Logits.heed`).
+    is not heeded, the log of the agent's probability stands for its logit there, so that no logit
+    of a pair is above that of its mode, and its evidence does not count (`Logits.heed`).
 
     Args:
         columns: Columns of `describe_turns` that it reads, `F` of them.

@@ -46,6 +46,7 @@ from dcl.runtime import (
     load_bagger,
 )
 from dcl.taxonomy import MODES
+from dcl.trajectory import Trajectory, Turn
 
 M = len(MODES)
 
@@ -300,6 +301,15 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_a_number_of_threads_below_1_is_refused(threads: int) -> None:
     with pytest.raises(ConfigError, match=f"threads: expected at least 1, got {threads}"):
         load(threads=threads)
+
+
+@pytest.mark.parametrize("name", ["base", "lite"])
+def test_one_agent_alone_does_not_show_every_mode(name: str) -> None:
+    """It is the only one to blame, which says nothing of how it failed."""
+    found = load(name, threads=1)(Trajectory("r", "add", (Turn("solver", "2 + 2 = 5"),)))
+    assert found.agent_probs[0] > 0.9
+    assert (found.pair_probs[0] <= found.mode_probs).all()
+    assert len(found.findings()) < 3
 
 
 def test_a_model_reads_natural_failures_unless_told_otherwise() -> None:
