@@ -136,9 +136,7 @@ def evaluate(config: EvaluateConfig) -> Report:
     single = config.single_fault
     if single is None:
         single = all(example.origin == "whowhen" for example in examples)
-    injected = config.injected
-    if injected is None:
-        injected = all(example.origin == "aegis" for example in examples)
+    injected = are_injected(examples) if config.injected is None else config.injected
     predictors, skipped = build_predictors(wanted, config, single=single, injected=injected)
     return Report(
         data={
@@ -161,6 +159,22 @@ def evaluate(config: EvaluateConfig) -> Report:
         },
         skipped=skipped,
     )
+
+
+def are_injected(examples: Sequence[Example]) -> bool:
+    """Whether the faults of these runs were injected by prompt, as in AEGIS.
+
+    Raises:
+        ConfigError: If those of some were and those of others were not.
+    """
+    kinds = {example.origin == "aegis" for example in examples}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "--data: expected runs of AEGIS alone, or none of them, as injected and natural faults "
+            "are read in different ways; got both: say how with --injected or --natural, or "
+            "evaluate them apart"
+        )
+    return kinds == {True}
 
 
 def choose_predictors(config: EvaluateConfig) -> tuple[str, ...]:

@@ -51,9 +51,9 @@ class References:
         before, end = self._start[turn : turn + 2]
         own = self._row[before:end]
         self._stands[own] = True
-        common = np.where(self._stands[self._row[:before]], self._rarity[:before], 0)
+        common = np.flatnonzero(self._stands[self._row[:before]])
         self._stands[own] = False
-        mass = np.bincount(self._turn[:before], weights=common, minlength=turn)
+        mass = np.bincount(self._turn[common], weights=self._rarity[common], minlength=turn)
         strength: Floats = mass / self._total[turn]
         if self._reply_to[turn] >= 0:
             strength[self._reply_to[turn]] += _REPLY

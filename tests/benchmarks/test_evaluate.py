@@ -261,3 +261,17 @@ def test_unknown_names_and_empty_sets_are_told(aegis: Path, tmp_path: Path) -> N
     bare.write_text(json.dumps(record))
     assert "expected labelled runs" in run("--data", bare, "--predictor", "random").stderr
     assert run("--data", tmp_path / "gone.jsonl", "--predictor", "random").exit_code == 3
+
+
+def test_injected_and_natural_runs_are_not_read_alike_in_silence(
+    aegis: Path, whowhen: Path, modes: Path
+) -> None:
+    both: dict[str, Any] = {
+        "data": (aegis, whowhen),
+        "modes": modes,
+        "predictors": ("everyone",),
+        "resamples": 10,
+    }
+    with pytest.raises(ConfigError, match="--injected or --natural"):
+        evaluate(EvaluateConfig(**both))
+    assert not evaluate(EvaluateConfig(**both, injected=False)).injected
