@@ -308,7 +308,11 @@ def latency_command(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(parser=find_model, metavar="NAME|DIR", help="Model; base if not given."),
+        typer.Option(
+            parser=find_model,
+            metavar="NAME|DIR",
+            help="Model; if not given, one with the encoder of the others as it was published.",
+        ),
     ] = None,
     source: Annotated[
         str, typer.Option(help="Its encoder before export, as `export encoder` takes it.")
@@ -328,7 +332,7 @@ def latency_command(
     out: Annotated[Path | None, typer.Option(help="File for all that was measured, JSON.")] = None,
 ) -> None:
     """Time turns and runs beside what else reads turns, and hold it against the machine's peak."""
-    from benchmarks.contenders import CONTENDERS
+    from benchmarks.contenders import CONTENDERS, FROZEN
     from benchmarks.latency import LatencyConfig, measure, to_json
     from benchmarks.latency import to_markdown as to_table
 
@@ -337,7 +341,7 @@ def latency_command(
             data=tuple(data),
             work=work,
             contenders=tuple(contender or CONTENDERS),
-            model=model,
+            model=model or FROZEN,
             source=source,
             llm=llm,
             threads=threads,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Action = Callable[[], object]
 AGENTS = ("planner", "coder", "tester", "critic")
 """Who says the turns of runs that are put together for measuring."""
+FROZEN = Path(__file__).parent / "models" / "frozen"
+"""Folder of the `dcl` model behind the encoder that all others run, as it was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Setup:
     Args:
         threads: Each may use so many; > 0.
         tokens: Most tokens that are read of a turn, with special ones.
-        model: Folder of a `dcl` model; empty for the one that ships.
+        model: Folder of a `dcl` model.
         source: Folder of the same encoder as sentence-transformers saves it.
         work: Folder with what was made for the contenders; see `benchmarks.latency`.
         llm: Folder of a small language model; empty for none.
@@ -42,11 +44,6 @@ class Setup:
     source: str
     work: str
     llm: str = ""
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder of the `dcl` model; None is the one that ships."""
-        return Path(self.model) if self.model else None
 
     @property
     def int8(self) -> Path:
@@ -163,12 +160,12 @@ class Floor:
         return lambda: self._predict(trajectory)
 
 
-def _encoder(setup: Setup, folder: Path | None, engine: EngineName = "onnxruntime") -> Contender:
+def _encoder(setup: Setup, folder: Path, engine: EngineName = "onnxruntime") -> Contender:
     """Turn vectors of `dcl`.
 
     Args:
         setup: Threads are read.
-        folder: Of a model or an encoder; None is the model that ships.
+        folder: Of a model or an encoder.
         engine: What runs its graph.
     """
     from dcl.artifact import ENCODER, open_encoder
@@ -319,14 +316,14 @@ class Kind:
 
 
 CONTENDERS: Mapping[str, Kind] = {
-    "dcl": Kind(lambda s: _encoder(s, s.folder), "onnxruntime", "vectors", "int8"),
+    "dcl": Kind(lambda s: _encoder(s, Path(s.model)), "onnxruntime", "vectors", "int8"),
     "dcl, static": Kind(
         lambda s: _encoder(s, s.static), "onnxruntime", "vectors", "int8", needs="static"
     ),
     "dcl, static, openvino": Kind(
         lambda s: _encoder(s, s.static, "openvino"), "openvino", "vectors", "int8", needs="static"
     ),
-    "dcl, findings": Kind(lambda s: _findings(s, s.model or "base"), "onnxruntime", "verdict"),
+    "dcl, findings": Kind(lambda s: _findings(s, s.model), "onnxruntime", "verdict"),
     "dcl lite, findings": Kind(lambda s: _findings(s, "lite"), "onnxruntime", "verdict"),
     "int8, batches of 8": Kind(_int8_batches, "onnxruntime", "vectors", "int8", needs="fused"),
     "plain fp32, onnxruntime": Kind(_plain, "onnxruntime", "vectors", "fp32", needs="plain"),

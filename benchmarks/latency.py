@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import dcl
-from benchmarks.contenders import CONTENDERS, Setup, version_of
+from benchmarks.contenders import CONTENDERS, FROZEN, Setup, version_of
 from benchmarks.materials import make_materials
 from benchmarks.peak import Meter, Peak
 from benchmarks.tables import markdown_lines
@@ -47,8 +47,8 @@ class LatencyConfig:
         data: Logs whose turns are used.
         work: Folder for what contenders are made from; what is there is used again.
         contenders: Who takes part, by name.
-        model: Folder of the `dcl` model; None is the one that ships.
-        source: The encoder as sentence-transformers saves it, as `export encoder` takes it.
+        model: Folder of the `dcl` model.
+        source: Its encoder as sentence-transformers saves it, as `export encoder` takes it.
         llm: Folder of a small language model; without it, there is none.
         threads: Of each contender; > 0.
         rounds: How often all are asked; > 0.
@@ -61,7 +61,7 @@ class LatencyConfig:
     data: tuple[Path, ...]
     work: Path
     contenders: tuple[str, ...] = tuple(CONTENDERS)
-    model: Path | None = None
+    model: Path = FROZEN
     source: str = "minilm"
     llm: Path | None = None
     threads: int = 1
@@ -220,7 +220,7 @@ def measure(config: LatencyConfig) -> LatencyReport:
     # Processor time is that of all threads, so speeds are then those of one.
     cores = config.threads if config.clock == "wall" else 1
     compare(list(rows.values()), rounds, cores)
-    if config.model is not None:  # its encoder may do other work than that of the source
+    if config.model != FROZEN:  # its encoder may do other work than that of the source
         for row in rows.values():
             row.share = None if row.name == "dcl" else row.share
     machine = {
@@ -251,7 +251,7 @@ def make_setup(config: LatencyConfig) -> Setup:
     return Setup(
         threads=config.threads,
         tokens=tokens,
-        model=str(config.model or ""),
+        model=str(config.model),
         source=str(source.folder),
         work=str(work),
         llm=str(config.llm or ""),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dcl.bag import MOST_TURNS, Bag
 from dcl.features import FEATURES
+from dcl.lexical import number_rows
 
 Floats = NDArray[np.float64]
 
@@ -19,6 +20,8 @@ MOST_HOPS = 100
 _REPLY, _NEXT = 0.25, 0.1  # what being the answered, or the last, turn adds to common words
 _SYMPTOMS = {"cue_error": 1.0, "cue_contrast": 0.5, "is_tool_result": 0.25, "is_last": 0.5}
 """Features that mark a symptom, and their weights."""
+_PLACES = [FEATURES.index(name) for name in _SYMPTOMS]
+_WEIGHTS = np.array([*_SYMPTOMS.values()], dtype=np.float32)
 
 
 class References:
@@ -32,13 +35,15 @@ class References:
         count = len(bag.agent_index)
         turn = np.concatenate([document.turn for document in bag.words])  # (N,)
         order = np.argsort(turn, kind="stable")
-        self._turn = turn[order]
-        self._row = np.concatenate([document.row for document in bag.words])[order]
-        self._start = np.searchsorted(self._turn, np.arange(count + 1))  # (T + 1,)
-        spread = np.bincount(self._row)  # turns that an n-gram stands in
-        self._rarity = np.log((1 + count) / (1 + spread[self._row])) + 1e-6
-        total = np.bincount(self._turn, weights=self._rarity, minlength=count)
+        turn = turn[order]
+        name = number_rows(np.concatenate([document.row for document in bag.words])[order])  # (N,)
+        spread = np.bincount(name)  # turns that an n-gram stands in
+        rarity = np.log((1 + count) / (1 + spread[name])) + 1e-6
+        total = np.bincount(turn, weights=rarity, minlength=count)
         self._total = np.maximum(total, 1e-9)  # (T,)
+        shared = np.flatnonzero(spread[name] > 1)  # the others join no two turns
+        self._turn, self._name, self._rarity = turn[shared], name[shared], rarity[shared]
+        self._start = np.searchsorted(self._turn, np.arange(count + 1))  # (T + 1,)
         self._stands = np.zeros(len(spread), dtype=bool)  # in the turn that is looked at
         self._reply_to = bag.reply_to
 
@@ -49,9 +54,9 @@ class References:
             turn: 0-based position.
         """
         before, end = self._start[turn : turn + 2]
-        own = self._row[before:end]
+        own = self._name[before:end]
         self._stands[own] = True
-        common = np.flatnonzero(self._stands[self._row[:before]])
+        common = np.flatnonzero(self._stands[self._name[:before]])
         self._stands[own] = False
         mass = np.bincount(self._turn[common], weights=self._rarity[common], minlength=turn)
         strength: Floats = mass / self._total[turn]
@@ -92,8 +97,7 @@ def find_symptom(bag: Bag, source: int = 0) -> int:
 
 def score_symptoms(bag: Bag) -> Floats:
     """How much each turn shows of a failure, `(T,)`, 0 or more."""
-    columns = {name: bag.features[:, FEATURES.index(name)] for name in _SYMPTOMS}
-    score: Floats = np.sum([weight * columns[name] for name, weight in _SYMPTOMS.items()], axis=0)
+    score: Floats = (bag.features[:, _PLACES] * _WEIGHTS).sum(axis=1)
     return score
 
 

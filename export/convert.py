@@ -1,7 +1,9 @@
 """A trained model to the model that ships: one graph for the attribution network, then the gates.
 
-The encoder of a trained model is a graph already; only the network after it is converted. What is
-checked is the graph as onnxruntime runs it, against torch, on shapes from one turn to 2,000.
+The encoder of a trained model is a graph already; only the network after it is converted. The graph
+in single precision is checked as onnxruntime runs it, against torch, on shapes from one turn to
+2,000. Its widest products are then quantised; what that and the int8 encoder cost is checked by
+score, on labelled runs.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
 from dcl.adapter import save_adapter
@@ -48,7 +51,7 @@ from dcl.runtime import OUTPUTS, Encoder, OnnxScorer, count_cores, load_bagger
 from dcl.splits import group_of, split_of
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example
-from export.graph import to_onnx
+from export.graph import silence, to_onnx
 
 SHAPES = (
     (1, 1, 1),
@@ -65,6 +68,9 @@ SHAPES = (
 
 LARGE = 1024
 """Numbers in a weight from which on it is stored in half precision."""
+
+WIDE = 256
+"""Rows and columns of a weight from which on it is multiplied in int8."""
 
 AXES = {
     "vectors": ("B", "T", ""),
@@ -93,14 +99,13 @@ def convert(
     Args:
         trained: Folder that `dcl train` wrote.
         out: Folder to write; an older model there is replaced.
-        examples: Labelled runs for the check of the int8 encoder; only those of validation
-            questions are used.
+        examples: Labelled runs for the check of int8; only those of validation questions are used.
         fp32_encoder: Graph of the same encoder before it was quantised, for that check.
         natural: Sets of runs of many systems whose decisive step is proved, to learn the reading
             of natural failures from; none leaves the model without one.
         card: Markdown that becomes the model card.
         tolerance: Most by which a logit may differ from torch.
-        points: Most points of pair micro-F1 that the int8 encoder may cost.
+        points: Most points of pair micro-F1 that int8 may cost, in encoder and network together.
 
     Returns:
         `out`, which `dcl.runtime.load` opens.
@@ -115,20 +120,21 @@ def convert(
         raise ConfigError("expected both labelled examples and the fp32 encoder, or neither")
     artifact, model, training = open_trained(trained)
     with tempfile.TemporaryDirectory() as scratch:
-        head = Path(scratch) / HEAD
-        export_head(model, head)
-        parity: dict[str, Any] = {"head": check_head(model, head, tolerance=tolerance)}
+        single, head = Path(scratch) / "single.onnx", Path(scratch) / HEAD
+        export_head(model, single)
+        parity: dict[str, Any] = {"head": check_head(model, single, tolerance=tolerance)}
+        quantise_head(single, head, text_width=2 * model.config.vector_width)
         if examples is not None and fp32_encoder is not None:
             chosen = choose_examples(examples, training)
-            encoders: dict[str, tuple[Path, EngineName]] = {
-                "fp32": (fp32_encoder, "onnxruntime"),
-                "int8": (artifact.path / ENCODER, "onnxruntime"),
+            graphs = {
+                "fp32": Graphs(fp32_encoder, single),
+                "int8": Graphs(artifact.path / ENCODER, head),
             }
-            parity["int8"] = check_pairs(artifact, head, encoders, chosen, points=points)
+            parity["int8"] = check_pairs(artifact, graphs, chosen, points=points)
 
         fitted, notes = None, describe_export(artifact, parity)
         if natural:
-            network = open_network(artifact, head, artifact.path / ENCODER)
+            network = open_network(artifact, Graphs(artifact.path / ENCODER, head))
             fitted, report = learn_natural(network, natural)
             notes["natural"] = asdict(report)
 
@@ -214,16 +220,49 @@ class Head(nn.Module):
 def export_head(model: Model, file: Path) -> None:
     """Write the attribution network as a graph that takes any number of bags, turns and agents.
 
-    Large weights are stored in half precision, which halves the file; all is computed in single.
-
     Args:
         model: The network, in evaluation mode.
-        file: Where.
+        file: Where; all is stored and computed in single precision.
     """
     example = draw_bags(model, 2, 5, 3, seed=0)._asdict()
     inputs = {name: (example[name], axes) for name, axes in AXES.items()}
     to_onnx(Head(model).eval(), inputs, OUTPUTS).save(file)
-    graph = onnx.load(str(file))
+    onnx.checker.check_model(str(file), full_check=True)
+
+
+def quantise_head(single: Path, file: Path, *, text_width: int) -> None:
+    """Write the graph that ships: wide products in int8, other large weights in half precision.
+
+    Weights have seven bits: with eight, sums of two products overflow on processors without VNNI.
+    What is stored in half precision is computed in single.
+
+    Args:
+        single: The graph in single precision.
+        file: Where.
+        text_width: Rows of the weights that read turn vectors, which are never quantised: rounding
+            these costs more points than that of all other products, and saves less.
+    """
+    graph = onnx.load(str(single))
+    shapes = {weight.name: tuple(weight.dims) for weight in graph.graph.initializer}
+    wide = [
+        node.name
+        for node in graph.graph.node
+        if node.op_type == "MatMul"
+        and min(shapes.get(node.input[1], (0,))) >= WIDE
+        and shapes[node.input[1]][0] != text_width
+    ]
+    if wide:
+        with silence():
+            quantize_dynamic(
+                graph,
+                file,
+                weight_type=QuantType.QInt8,
+                per_channel=True,
+                reduce_range=True,
+                op_types_to_quantize=["MatMul"],
+                nodes_to_quantize=wide,
+            )
+        graph = onnx.load(str(file))
     store_half(graph)
     onnx.save(graph, file)
     onnx.checker.check_model(str(file), full_check=True)
@@ -355,20 +394,26 @@ def find_split(example: Example, training: Mapping[str, Any]) -> str:
     return split_of(group_of(example), **shares)
 
 
+class Graphs(NamedTuple):
+    """Graphs that a model may be run with, and what runs its encoder."""
+
+    encoder: Path
+    head: Path
+    engine: EngineName = "onnxruntime"
+
+
 def check_pairs(
     artifact: Artifact,
-    head: Path,
-    encoders: Mapping[str, tuple[Path, EngineName]],
+    graphs: Mapping[str, Graphs],
     examples: Sequence[Example],
     *,
     points: float,
 ) -> dict[str, Any]:
-    """Compare what a model finds with several encoders; the first one is the measure.
+    """Compare what a model finds with several pairs of graphs; the first one is the measure.
 
     Args:
         artifact: The model.
-        head: Graph of its network.
-        encoders: Graphs of its encoder and what runs them, by name.
+        graphs: Its graphs, by name.
         examples: Labelled runs it was not trained on.
         points: Most points of pair micro-F1 that may be lost.
 
@@ -378,15 +423,12 @@ def check_pairs(
     Raises:
         ParityError: If more is lost.
     """
-    f1 = {
-        name: score_pairs(artifact, head, file, examples, engine=engine)
-        for name, (file, engine) in encoders.items()
-    }
+    f1 = {name: score_pairs(artifact, pair, examples) for name, pair in graphs.items()}
     measure = next(iter(f1.values()))
     for name, score in f1.items():
         if measure - score > points:
             raise ParityError(
-                f"{name} encoder: expected at most {points:g} points of pair micro-F1 to be lost "
+                f"{name}: expected at most {points:g} points of pair micro-F1 to be lost "
                 f"on {len(examples)} runs, got {score:.2f} after {measure:.2f}; "
                 "nothing was written"
             )
@@ -394,24 +436,15 @@ def check_pairs(
     return {**scores, "points": points, "runs": len(examples)}
 
 
-def score_pairs(
-    artifact: Artifact,
-    head: Path,
-    encoder: Path,
-    examples: Sequence[Example],
-    *,
-    engine: EngineName = "onnxruntime",
-) -> float:
+def score_pairs(artifact: Artifact, graphs: Graphs, examples: Sequence[Example]) -> float:
     """Micro-F1 of (agent, mode) pairs at the calibrated threshold, 0 to 100.
 
     Args:
         artifact: Tokenizer, lexicon and calibration are read.
-        head: Graph of the network.
-        encoder: Graph of the encoder.
+        graphs: Encoder and network.
         examples: Labelled runs.
-        engine: What runs the encoder.
     """
-    attributor = open_network(artifact, head, encoder, engine=engine)
+    attributor = open_network(artifact, graphs)
     hits = declared = labelled = 0
     found = attributor.batch(example.trajectory for example in examples)
     for example, attribution in zip(examples, found, strict=True):
@@ -424,20 +457,16 @@ def score_pairs(
     return 200.0 * hits / max(declared + labelled, 1)
 
 
-def open_network(
-    artifact: Artifact, head: Path, encoder: Path, *, engine: EngineName = "onnxruntime"
-) -> Attributor:
+def open_network(artifact: Artifact, graphs: Graphs) -> Attributor:
     """A trained model with graphs from elsewhere, as it reads logs by itself.
 
     Args:
         artifact: Tokenizer, lexicon and calibration are read.
-        head: Graph of the network.
-        encoder: Graph of the encoder.
-        engine: What runs the encoder.
+        graphs: Encoder and network.
     """
     scorer = OnnxScorer(
-        Encoder(encoder, threads=count_cores(), engine=engine),
-        open_session(head),
+        Encoder(graphs.encoder, threads=count_cores(), engine=graphs.engine),
+        open_session(graphs.head),
         load_lexicon(artifact.path / LEXICON),
     )
     return Attributor(load_bagger(artifact), scorer, artifact.calibration)

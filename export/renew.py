@@ -18,11 +18,10 @@ from dcl.artifact import (
     read_manifest,
     write_artifact,
 )
-from dcl.engines import EngineName
 from dcl.errors import ConfigError
 from dcl.runtime import Encoder
 from dcl.trajectory import Example
-from export.convert import check_pairs, choose_examples, find_split, open_exported
+from export.convert import Graphs, check_pairs, choose_examples, find_split, open_exported
 from export.encoder import FP32, MAKERS, export_encoder
 from export.qdq import draw_turns
 
@@ -79,14 +78,14 @@ def renew(
         )
         _check_kin(model, encoder, source)
         manifest = read_manifest(encoder)
-        encoders: dict[str, tuple[Path, EngineName]] = {
-            "before": (model / ENCODER, "onnxruntime"),
-            "fp32": (encoder / FP32, "onnxruntime"),
-            "int8": (encoder / ENCODER, "onnxruntime"),
+        graphs = {
+            "before": Graphs(model / ENCODER, model / HEAD),
+            "fp32": Graphs(encoder / FP32, model / HEAD),
+            "int8": Graphs(encoder / ENCODER, model / HEAD),
         }
         if "openvino" in manifest["engines"]:
-            encoders["openvino"] = (encoder / ENCODER, "openvino")
-        scores = check_pairs(artifact, model / HEAD, encoders, chosen, points=points)
+            graphs["openvino"] = Graphs(encoder / ENCODER, model / HEAD, "openvino")
+        scores = check_pairs(artifact, graphs, chosen, points=points)
 
         def write_files(folder: Path) -> None:
             for name in (*artifact.manifest["files"], CARD):

@@ -13,7 +13,7 @@ from dcl.artifact import CARD, CONFIG, ENCODER, HEAD, NATURAL, write_artifact
 from dcl.errors import ConfigError
 from dcl.natural import learn_natural
 from dcl.trajectory import Example
-from export.convert import open_exported, open_network
+from export.convert import Graphs, open_exported, open_network
 
 
 def reread(
@@ -38,7 +38,9 @@ def reread(
     artifact = open_exported(model, out)
     if "fit" in artifact.manifest:
         raise ConfigError(f"{model}: this model is adapted by `dcl fit`; name the original one")
-    fitted, report = learn_natural(open_network(artifact, model / HEAD, model / ENCODER), natural)
+    fitted, report = learn_natural(
+        open_network(artifact, Graphs(model / ENCODER, model / HEAD)), natural
+    )
 
     def write_files(folder: Path) -> None:
         for name in artifact.manifest["files"]:

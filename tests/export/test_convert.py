@@ -25,7 +25,14 @@ from dcl.splits import group_of, split_of
 from dcl.taxonomy import MODES
 from dcl.trajectory import Example, Fault, Trajectory, Turn
 from export import convert as module
-from export.convert import choose_examples, convert, differ, draw_bags, export_head
+from export.convert import (
+    choose_examples,
+    convert,
+    differ,
+    draw_bags,
+    export_head,
+    quantise_head,
+)
 
 TRAINING = {"data": {"valid_share": 0.5, "test_share": 0.1}}
 
@@ -204,6 +211,41 @@ def test_a_logit_that_is_no_number_is_refused(model: Model, tmp_path: Path, head
     onnx.save(graph, tmp_path / HEAD)
     with pytest.raises(ParityError, match="mode logits"):
         module.check_head(model, tmp_path / HEAD, tolerance=1e-3)
+
+
+def test_narrow_products_stay_as_they_are(
+    model: Model, session: ort.InferenceSession, head: Path, tmp_path: Path
+) -> None:
+    quantise_head(head, tmp_path / HEAD, text_width=2 * model.config.vector_width)
+    bags = draw_bags(model, 2, 9, 3, seed=4)
+    feed = {name: array.numpy() for name, array in bags._asdict().items()}
+    packed = open_session(tmp_path / HEAD)
+    for one, other in zip(session.run(None, feed), packed.run(None, feed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (tmp_path / HEAD).stat().st_size < head.stat().st_size
+
+
+def test_wide_products_are_quantised_but_for_those_that_read_text(
+    tiny_config: ModelConfig, make_model: Callable[[ModelConfig], Model], tmp_path: Path
+) -> None:
+    wide = replace(tiny_config, width=module.WIDE, vector_width=384, members=1)
+    model = make_model(wide)
+    export_head(model, tmp_path / "single.onnx")
+    quantise_head(tmp_path / "single.onnx", tmp_path / HEAD, text_width=2 * wide.vector_width)
+    graph = onnx.load(str(tmp_path / HEAD)).graph
+    kinds = {weight.data_type: set[tuple[int, ...]]() for weight in graph.initializer}
+    for weight in graph.initializer:
+        kinds[weight.data_type].add(tuple(weight.dims))
+    D = wide.width
+    assert {shape for shape in kinds[onnx.TensorProto.INT8] if len(shape) == 2} == {
+        (D, D), (D, 2 * D), (D, 3 * D), (2 * D, D)
+    }  # fmt: skip
+    assert (2 * wide.vector_width, D) in kinds[onnx.TensorProto.FLOAT16]
+    bags = draw_bags(model, 3, 20, 4, seed=2)
+    single = differ(model, open_session(tmp_path / "single.onnx"), bags)
+    packed = differ(model, open_session(tmp_path / HEAD), bags)
+    assert max(single.values()) <= 1e-3 < max(packed.values())
+    assert packed["pair"] <= 1.0
 
 
 @pytest.mark.usefixtures("use_head")
