@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny import count_words, light
 
-from dcl.lexical import BIGRAM_ROWS, Lexicon, RunWords, Words, count_turn, weigh_words
+from dcl.lexical import (
+    BIGRAM_ROWS,
+    Lexicon,
+    RunWords,
+    Words,
+    count_turn,
+    number_rows,
+    weigh_words,
+)
 from dcl.taxonomy import MODES
 
 VOCABULARY = 6
@@ -204,3 +212,10 @@ def test_a_document_of_another_length_of_run_has_the_same_logits() -> None:
     words = count([([0, 2, 3], 0)])
     assert np.array_equal(LEXICON(words, 3)[:1], LEXICON(words, 1))
     assert not LEXICON(words, 3)[1:].any()
+
+
+@given(st.lists(st.integers(0, 9) | st.integers(0, V - 1), max_size=40))
+def test_equal_rows_have_one_number_and_numbers_no_gap(rows: list[int]) -> None:
+    numbers = number_rows(np.array(rows, dtype=np.int32)).tolist()
+    assert len(set(zip(rows, numbers, strict=True))) == len(set(rows)) == len(set(numbers))
+    assert set(numbers) == set(range(len(set(rows))))
