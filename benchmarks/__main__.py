@@ -73,7 +73,8 @@ def evaluate_command(
         bool | None,
         typer.Option(
             "--injected/--natural",
-            help="How the model reads logs; if not given, as injected faults for AEGIS.",
+            help="How the model reads logs; if not given, as injected faults for AEGIS. To be "
+            "given where only some runs are from there.",
         ),
     ] = None,
     modes: Annotated[
@@ -311,7 +312,7 @@ def latency_command(
         typer.Option(
             parser=find_model,
             metavar="NAME|DIR",
-            help="Model; if not given, one with the encoder of the others as it was published.",
+            help="Model; if not given, benchmarks/models/frozen, whose encoder all others run.",
         ),
     ] = None,
     source: Annotated[

@@ -59,7 +59,7 @@ class EvaluateConfig:
         single_fault: Whether one fault is known to exist; None means that it is where all runs
             come from Who&When.
         injected: Whether the model reads logs as those of faults that were injected by prompt; None
-            means that it does where all runs come from AEGIS.
+            means that it does where all runs come from AEGIS, and is refused where only some do.
         modes: File with the modes of Who&When runs by file number; None means that they have none.
         cache: Folder that keeps fitted floors, by the digest of their training data; None fits
             them every time.

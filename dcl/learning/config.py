@@ -97,7 +97,8 @@ class TrainConfig:
     out: str
     """Folder of the trained model; the work in progress is kept beside it until it is done."""
     encoder: str | None = None
-    """Folder with `encoder.onnx`, `tokenizer.json` and `config.json`; None is the shipped one."""
+    """Folder with `encoder.onnx`, `tokenizer.json` and `config.json`; None is the shipped one,
+    which was tuned on AEGIS."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Shape of the network."""
     loss: LossConfig = field(default_factory=LossConfig)

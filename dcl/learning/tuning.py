@@ -1,7 +1,7 @@
 """Training of the turn encoder: its upper layers together with the attribution network.
 
 What comes out is an encoder in the form of sentence-transformers. `python -m export encoder` makes
-an encoder folder of it, and `dcl train --encoder` fits the network that ships on its vectors.
+an encoder folder of it, and `dcl train --encoder` fits the networks that ship on its vectors.
 """
 
 from __future__ import annotations
