@@ -20,8 +20,8 @@ def test_natural_failures_are_read_by_what_other_systems_share() -> None:
     examples = [of_system(make_example(i), f"system {i % 6}") for i in range(30)]
     fitted, report = learn_natural(network, [examples[:15], examples[15:]])
     assert (report.runs, report.systems) == (30, 6)
-    assert report.agent == 1.0  # always the coder
-    assert report.step > report.before[1]  # at the same place
+    assert report.agent == 1.0 > report.before[0]  # always the coder
+    assert report.step >= report.before[1] > 0  # at the same place
     assert "turns" in fitted.parts
 
 
