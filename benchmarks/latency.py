@@ -220,9 +220,8 @@ def measure(config: LatencyConfig) -> LatencyReport:
     # Processor time is that of all threads, so speeds are then those of one.
     cores = config.threads if config.clock == "wall" else 1
     compare(list(rows.values()), rounds, cores)
-    if (
-        config.model.resolve() != FROZEN.resolve()
-    ):  # its encoder may do other work than that of the source
+    # Another model's encoder may do other work than that of the source.
+    if config.model.resolve() != FROZEN.resolve():
         for row in rows.values():
             row.share = None if row.name == "dcl" else row.share
     machine = {

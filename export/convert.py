@@ -2,8 +2,8 @@
 
 The encoder of a trained model is a graph already; only the network after it is converted. The graph
 in single precision is checked as onnxruntime runs it, against torch, on shapes from one turn to
-2,000. Its widest products are then quantised; what that and the int8 encoder cost is checked by
-score, on labelled runs.
+2,000. Its widest products are then quantised, and it is checked again with more room; what that and
+the int8 encoder cost is judged by score, where labelled runs are given.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def quantise_head(single: Path, file: Path, *, text_width: int) -> int:
         single: The graph in single precision.
         file: Where.
         text_width: Rows of the weights that read turn vectors, which are told by them and never
-            quantised: that moves logits more than all other products do, and saves no time.
+            quantised: with them logits move twice as far, and no time is saved.
 
     Returns:
         Number of products in int8.
