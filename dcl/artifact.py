@@ -173,7 +173,8 @@ def read_calibration(row: Mapping[str, Any]) -> Calibration:
 def save_lexicon(lexicon: Lexicon, file: Path) -> None:
     """Write the wide half as plain arrays, weights in half precision, in one step."""
     with whole(file) as part, part.open("wb") as stream:
-        np.savez_compressed(stream, idf=lexicon.idf, table=lexicon.table.astype(np.float16))
+        table = lexicon.table.astype(np.float16)
+        np.savez_compressed(stream, idf=lexicon.idf, table=table, contrast=lexicon.contrast)
 
 
 def load_lexicon(file: Path) -> Lexicon:
@@ -186,6 +187,7 @@ def load_lexicon(file: Path) -> Lexicon:
         # numpy leaves a file that it opened itself open where the archive is damaged.
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as tables:
             idf, table = tables["idf"], tables["table"]
+            contrast = float(tables["contrast"]) if "contrast" in tables else 0.0
     except Exception as error:  # a damaged archive raises almost anything
         raise ArtifactError(f"{file}: expected the tables of the wide half: {error}") from None
     if idf.ndim != 1 or table.shape != (len(idf), len(MODES)):
@@ -198,8 +200,12 @@ def load_lexicon(file: Path) -> Lexicon:
             f"{file}: expected tables of floats, got {idf.dtype} and {table.dtype}; "
             "export the model again"
         )
+    if not 0 <= contrast <= 1:
+        raise ArtifactError(
+            f"{file}: expected a contrast from 0 to 1, got {contrast}; export the model again"
+        )
     # Single precision in memory: reading rows of half precision takes ten times as long.
-    return Lexicon(idf=idf.astype(np.float32), table=table.astype(np.float32))
+    return Lexicon(idf.astype(np.float32), table.astype(np.float32), contrast)
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any]:

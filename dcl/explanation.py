@@ -38,7 +38,7 @@ _ALSO = 0.7  # share of the strongest reference from which on another one counts
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word with its share of the wide logit; all words of an agent sum to that logit."""
+    """A word with its share of the wide logit, as `weigh_turn` gives it."""
 
     text: str
     weight: float
@@ -236,7 +236,8 @@ def weigh_turn(
 ) -> tuple[Word, ...]:
     """Share of every word of a turn in the wide logit of (its agent, mode), largest first.
 
-    The shares of the words in all turns of the agent sum to that logit without its constant.
+    The shares of the words in all turns of the agent sum to that logit without its constant, and
+    without what the contrast takes off it for the words of all agents.
 
     Args:
         bagger: Splits the turn into tokens.

@@ -2,7 +2,8 @@
 
 The wide half is a linear model: every n-gram has one weight a mode, and a pair logit is the
 tf-idf weighted sum over all turns of an agent. The sum splits over turns, so each turn's share is
-exact evidence and not an approximation.
+exact evidence and not an approximation. What all agents of a run say speaks against none of them,
+so a share of their mean is taken off each.
 
 Letters: `N` n-grams of one agent, each once a turn; `T` turns of a bag; `V` rows of the lexical
 table; `M` = 14 modes.
@@ -169,10 +170,13 @@ class Lexicon:
         idf: `(V,)` float32, weight of each n-gram, its inverse document frequency by default; a
             document is one agent's turns.
         table: `(V, M)` float32, weight of the n-gram for each mode.
+        contrast: Share of the mean over all agents of a run that is taken off the logits of each,
+            0 to 1.
     """
 
     idf: NDArray[np.float32]
     table: NDArray[np.float32]
+    contrast: float = 0.0
     _read: WeakKeyDictionary[Document, TurnLogits] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
@@ -186,16 +190,25 @@ class Lexicon:
 
         Returns:
             `(T, M)` float32; summed over the turns of an agent they are its wide pair logits
-            without the bias.
+            without the bias. What the contrast takes off an agent is the same in all of its turns
+            that hold a word.
         """
         logits = np.zeros((turns, self.table.shape[1]), dtype=np.float32)
-        for document in words:
-            read = self._read.get(document)
-            if read is None:
-                read = self._read[document] = self._score(document)
-            own, values = read
+        read = [self._read_document(document) for document in words]
+        for own, values in read:
             logits[own] = values
+        if self.contrast:
+            common = logits.sum(axis=0) * np.float32(self.contrast / len(words))  # (M,)
+            for own, _ in read:
+                logits[own] -= common / max(len(own), 1)
         return logits
+
+    def _read_document(self, document: Document) -> TurnLogits:
+        """What is kept of a document, or else is read now."""
+        read = self._read.get(document)
+        if read is None:
+            read = self._read[document] = self._score(document)
+        return read
 
     def _score(self, document: Document) -> TurnLogits:
         """Wide logits of the turns of one agent that hold a word."""

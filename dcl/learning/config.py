@@ -111,6 +111,9 @@ class TrainConfig:
     """Let the wide half know pairs of neighbouring pieces beside single ones."""
     wide_idf: bool = True
     """Let rare n-grams weigh more in it, by their inverse document frequency."""
+    wide_contrast: float = 0.5
+    """Share of the mean over all agents of a run that is taken off the wide logits of each, 0 to 1:
+    what all say speaks against none."""
     folds: int = 4
     """Folds in which the wide half is cross-fitted; at least 2."""
     epochs: int = 12
@@ -137,7 +140,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
-        for name in ("channel_dropout", "turn_dropout", "average"):
+        for name in ("channel_dropout", "turn_dropout", "average", "wide_contrast"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
         for name in ("threads", "weight_decay", "wide_rows"):

@@ -59,6 +59,8 @@ class ModelConfig:
     """Networks that differ in their seed and whose logits are averaged."""
     use_text: bool = True
     """Read the turn vectors."""
+    centre_text: bool = True
+    """Read each of them less the mean of its run: how a turn differs, not what all are about."""
     use_features: bool = True
     """Read the features of a turn: layout, cues, relations and deviation."""
     feature_groups: tuple[str, ...] = tuple(FEATURE_GROUPS)
@@ -328,6 +330,9 @@ class Network(nn.Module):
         self, vectors: Tensor, task: Tensor, features: Tensor, wide: Tensor, member: Tensor
     ) -> Tensor:
         """Each turn's own input, before any context: `(B, T, D)`."""
+        if self.config.centre_text:
+            real = member.sum(dim=1, keepdim=True)  # (B, 1, T)
+            vectors = vectors - real @ vectors / real.sum(dim=2, keepdim=True)
         text = self.read_text(torch.cat([vectors, vectors * task[:, None]], dim=-1) * 8.0)
         scaled = ((features - self.feature_mean) / self.feature_scale).clamp(-5.0, 5.0)
         if set(self.config.feature_groups) < set(FEATURE_GROUPS):

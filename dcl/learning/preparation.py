@@ -275,6 +275,7 @@ def fit_folds(
     documents = [document for item in usable for document in item.words]
     folds = [fold_of(item.group, config.folds) for item in usable for _ in item.words]
     labels = np.concatenate([item.targets.pair for item in usable])
+    runs = np.repeat(np.arange(len(usable)), [len(item.words) for item in usable])
     idf = fit_idf(
         documents,
         vocabulary + BIGRAM_ROWS,
@@ -286,5 +287,11 @@ def fit_folds(
     for fold, file in enumerate(track(files, "fitting the wide half")):
         if not file.exists():
             rows = np.array(folds) != fold
-            table = fit_table(stacked[rows], labels[rows], strength=config.wide_strength)
-            save_lexicon(Lexicon(idf=idf, table=table), file)
+            table = fit_table(
+                stacked[rows],
+                labels[rows],
+                strength=config.wide_strength,
+                runs=runs[rows],
+                contrast=config.wide_contrast,
+            )
+            save_lexicon(Lexicon(idf, table, config.wide_contrast), file)

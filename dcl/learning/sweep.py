@@ -365,6 +365,7 @@ def prepare_once(
             *([config.wide_rows] if config.wide_rows else []),
             *([] if config.wide_bigrams else ["single"]),
             *([] if config.wide_idf else ["unweighted"]),
+            *([f"contrast {config.wide_contrast}"] if config.wide_contrast else []),
         ],
         "width": config.model.vector_width,
     }

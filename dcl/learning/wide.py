@@ -6,13 +6,14 @@ Letters: `N` documents (one an agent of a trajectory), `V` rows of the lexical t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import minimize
+from torch import Tensor
 
 from dcl.lexical import Document, weigh_words
 
@@ -82,6 +83,8 @@ def fit_table(
     labels: Floats,
     *,
     strength: float,
+    runs: NDArray[np.int64] | None = None,
+    contrast: float = 0.0,
     iterations: int = 60,
 ) -> Floats:
     """Fit one logistic regression a mode.
@@ -90,6 +93,9 @@ def fit_table(
         documents: `(N, V)` tf-idf vectors.
         labels: `(N, M)`, 0 or 1.
         strength: Inverse weight of the squared norm; > 0. Larger fits closer.
+        runs: `(N,)`, the same number for all agents of a run; None where every agent stands alone.
+        contrast: Share of the mean of its run that is taken off each vector, 0 to 1, as
+            `dcl.lexical.Lexicon` does.
         iterations: Most L-BFGS steps.
 
     Returns:
@@ -101,6 +107,7 @@ def fit_table(
     used = np.unique(documents.indices)
     narrow = documents[:, used]
     forward, backward = _to_torch(narrow), _to_torch(narrow.T.tocsr())
+    oppose = _oppose(np.arange(len(labels)) if runs is None else runs, contrast)
     target = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.float32))
     shape = (len(used) + 1, labels.shape[1])
     start = np.zeros(shape)
@@ -108,12 +115,13 @@ def fit_table(
 
     def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         weights = torch.from_numpy(flat.reshape(shape).astype(np.float32))
-        logits = forward @ weights[:-1] + weights[-1]  # (N, M)
+        logits = oppose(forward @ weights[:-1]) + weights[-1]  # (N, M)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(
             logits, target, reduction="none"
         ).sum(dtype=torch.float64)
         slope = strength * (torch.sigmoid(logits) - target)
-        gradient = torch.cat([backward @ slope + weights[:-1], slope.sum(0, keepdim=True)])
+        pull = backward @ oppose(slope)  # the map is its own transpose
+        gradient = torch.cat([pull + weights[:-1], slope.sum(0, keepdim=True)])
         value = strength * float(loss) + 0.5 * float((weights[:-1] ** 2).sum(dtype=torch.float64))
         return value, gradient.double().numpy().ravel()
 
@@ -127,6 +135,21 @@ def fit_table(
     table = np.zeros((documents.shape[1], labels.shape[1]), dtype=np.float32)
     table[used] = solved.x.reshape(shape)[:-1]
     return table
+
+
+def _oppose(runs: NDArray[np.int64], contrast: float) -> Callable[[Tensor], Tensor]:
+    """What takes a share of the mean over the rows of a run off each of them; rows are `(N, M)`."""
+    _, number = np.unique(runs, return_inverse=True)
+    run = torch.from_numpy(number)
+    share = (contrast / torch.bincount(run))[:, None]
+
+    def oppose(rows: Tensor) -> Tensor:
+        if not contrast:
+            return rows
+        total = torch.zeros(len(share), rows.shape[1]).index_add_(0, run, rows)
+        return rows - (share * total)[run]
+
+    return oppose
 
 
 def _to_torch(matrix: sparse.csr_matrix) -> torch.Tensor:

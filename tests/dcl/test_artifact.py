@@ -338,6 +338,7 @@ def lexicon() -> Lexicon:
     return Lexicon(
         idf=rng.random(5).astype(np.float32),
         table=rng.standard_normal((5, len(MODES))).astype(np.float16).astype(np.float32),
+        contrast=0.3,
     )
 
 
@@ -347,6 +348,7 @@ def test_a_lexicon_reads_back_equal(tmp_path: Path, lexicon: Lexicon) -> None:
     got = load_lexicon(file)
     assert np.array_equal(got.idf, lexicon.idf)
     assert np.array_equal(got.table, lexicon.table)
+    assert got.contrast == lexicon.contrast
     assert got.table.dtype == np.float32
     assert names(tmp_path) == {"lexicon.npz"}
 
@@ -381,6 +383,20 @@ def test_a_lexicon_that_is_missing_or_of_another_shape_is_refused(tmp_path: Path
     file = tmp_path / "lexicon.npz"
     save_lexicon(Lexicon(np.ones(5, np.float32), np.ones((4, len(MODES)), np.float32)), file)
     with pytest.raises(ArtifactError, match=r"got \(5,\) and \(4, 14\); export the model again"):
+        load_lexicon(file)
+
+
+def test_a_lexicon_from_before_there_was_a_contrast_has_none(tmp_path: Path) -> None:
+    file, floats = tmp_path / "lexicon.npz", np.ones((2, len(MODES)), np.float16)
+    np.savez(file, idf=floats[:, 0], table=floats)
+    assert load_lexicon(file).contrast == 0
+
+
+@pytest.mark.parametrize("contrast", [-0.1, 1.1, np.nan])
+def test_a_contrast_that_is_no_share_is_refused(tmp_path: Path, contrast: float) -> None:
+    file, floats = tmp_path / "lexicon.npz", np.ones((2, len(MODES)), np.float16)
+    np.savez(file, idf=floats[:, 0], table=floats, contrast=contrast)
+    with pytest.raises(ArtifactError, match="expected a contrast from 0 to 1, got"):
         load_lexicon(file)
 
 

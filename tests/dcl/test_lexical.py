@@ -4,6 +4,7 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -178,6 +179,22 @@ def test_the_logits_of_turns_sum_to_those_of_the_agent(bag: Bag) -> None:
         for row, value in slow_tf_idf(bag, agent).items():
             whole += value * LEXICON.table[row].astype(np.float64)
         assert logits[agents == agent].sum(axis=0) == pytest.approx(whole, abs=1e-4)
+
+
+@light
+@given(bags, st.floats(0.01, 1))
+def test_a_contrast_takes_a_share_of_the_mean_off_each_agent(bag: Bag, contrast: float) -> None:
+    words, agents = count(bag), np.array([agent for _, agent in bag])
+    plain = LEXICON(words, len(bag))
+    apart = replace(LEXICON, contrast=contrast)(words, len(bag))
+    common = contrast * plain.sum(axis=0) / len(words)
+    for agent in set(agents.tolist()):
+        own = agents == agent
+        spoke = any(ids for ids, speaker in bag if speaker == agent)
+        whole = plain[own].sum(axis=0) - common * spoke
+        assert apart[own].sum(axis=0) == pytest.approx(whole, abs=1e-4)
+        fallen = (plain - apart)[[t for t in np.flatnonzero(own) if bag[t][0]]]
+        assert np.allclose(fallen, fallen[:1], atol=1e-5)
 
 
 @light

@@ -263,9 +263,20 @@ def test_context_without_relations_does_not_see_who_speaks() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("centre", [True, False])
+def test_what_all_turn_vectors_of_a_run_share_is_not_read(centre: bool) -> None:
+    batch, model = pad(BAGS, more=2), make_model(replace(TINY, centre_text=centre))
+    real = batch.member.sum(dim=1) > 0
+    moved = batch.vectors + real[..., None] * torch.linspace(-0.2, 0.2, batch.vectors.shape[2])
+    before, after = model(*batch).attention, model(*batch._replace(vectors=moved)).attention
+    assert agree(before[real], after[real]) == centre
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("layers", [0, 1])
 def test_without_context_a_turn_sees_itself_alone(layers: int) -> None:
-    bag, model = BAGS[3], make_model(replace(TINY, layers=layers, use_wide=False))
+    config = replace(TINY, layers=layers, use_wide=False, centre_text=False)
+    bag, model = BAGS[3], make_model(config)
     other = bag.vectors.clone()
     other[0, 6] = -other[0, 6]
     before, after = model(*bag).attention, model(*bag._replace(vectors=other)).attention

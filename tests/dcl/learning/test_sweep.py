@@ -154,7 +154,13 @@ def test_what_is_prepared_is_shared_and_holds_the_same(ground: Path, done: Path)
 
 
 @pytest.mark.parametrize(
-    "grid", [{"wide_rows": [0, 3]}, {"wide_bigrams": [True, False]}, {"wide_idf": [True, False]}]
+    "grid",
+    [
+        {"wide_rows": [0, 3]},
+        {"wide_bigrams": [True, False]},
+        {"wide_idf": [True, False]},
+        {"wide_contrast": [0.0, 0.5]},
+    ],
 )
 def test_cells_with_other_wide_halves_do_not_share_one(
     ground: Path, tmp_path: Path, grid: dict[str, list[Any]]

@@ -42,12 +42,25 @@ def fit(
     strength: float = 4.0,
     least: int = 3,
     iterations: int = 60,
+    contrast: float = 0.0,
 ) -> Lexicon:
     """The wide half of these bags."""
     documents = documents_of(bags)
     idf = fit_idf(documents, V, least=least)
     stacked, labels = stack_documents(documents, idf), np.concatenate(targets)
-    return Lexicon(idf, fit_table(stacked, labels, strength=strength, iterations=iterations))
+    table = fit_table(
+        stacked,
+        labels,
+        strength=strength,
+        iterations=iterations,
+        runs=number_runs(bags),
+        contrast=contrast,
+    )
+    return Lexicon(idf, table, contrast)
+
+
+def number_runs(bags: list[Words]) -> NDArray[np.int64]:
+    return np.repeat(np.arange(len(bags)), [len(words) for words in bags])
 
 
 def test_document_frequencies_follow_a_slow_loop() -> None:
@@ -134,14 +147,17 @@ def test_without_any_frequent_n_gram_the_wide_half_says_nothing() -> None:
     assert not lexicon(bags[0], 3).any()
 
 
-@pytest.mark.parametrize("strength", [0.3, 4.0])
-def test_weights_are_those_of_scikit_learn(strength: float) -> None:
+@pytest.mark.parametrize(("strength", "contrast"), [(0.3, 0.0), (4.0, 0.0), (4.0, 0.5), (4.0, 1.0)])
+def test_weights_are_those_of_scikit_learn(strength: float, contrast: float) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     bags, targets = make_bags(60, seed=3)
-    lexicon = fit(bags, targets, strength=strength, iterations=400)
+    lexicon = fit(bags, targets, strength=strength, iterations=400, contrast=contrast)
     used = np.flatnonzero(lexicon.idf)
     stacked = stack_documents(documents_of(bags), lexicon.idf)
     documents = stacked[:, used].toarray().astype(np.float64)
+    for run in range(len(bags)):
+        own = number_runs(bags) == run
+        documents[own] -= contrast * documents[own].mean(axis=0)
     labels = np.concatenate(targets)
     for mode in range(2):
         peer = linear_model.LogisticRegression(C=strength, tol=1e-8, max_iter=5000)
