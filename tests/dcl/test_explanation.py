@@ -32,6 +32,7 @@ ROWS = make_tokenizer().get_vocab_size() + BIGRAM_ROWS
 LEXICON = Lexicon(
     idf=np.random.default_rng(0).uniform(1, 3, ROWS).astype(np.float32),
     table=np.random.default_rng(1).standard_normal((ROWS, M)).astype(np.float32),
+    contrast=0.5,
 )
 
 
@@ -40,7 +41,7 @@ LEXICON = Lexicon(
 def test_the_words_of_an_agent_sum_to_its_wide_logit(said: list[str]) -> None:
     run = make_run(*(("ab"[i % 2], text) for i, text in enumerate(said)))
     bag = bagger()(run)
-    wide = LEXICON(bag.words, len(run.turns))
+    wide = replace(LEXICON, contrast=0.0)(bag.words, len(run.turns))
     for turn in range(len(said)):
         words = weigh_turn(bagger(), LEXICON, run, bag, turn, 3)
         assert sum(word.weight for word in words) == pytest.approx(float(wide[turn, 3]), abs=1e-3)

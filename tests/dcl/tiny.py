@@ -172,7 +172,7 @@ def make_lexicon(weight: float = 9.0) -> Lexicon:
     rows = make_tokenizer().get_vocab_size() + BIGRAM_ROWS
     table = np.zeros((rows, len(MODES)), dtype=np.float32)
     table[make_tokenizer().token_to_id("wrong"), 5] = weight
-    return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table)
+    return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table, contrast=0.5)
 
 
 def write_model(folder: Path, *, weight: float = 9.0) -> Path:

@@ -124,6 +124,7 @@ def trained(
     lexicon = Lexicon(
         idf=np.ones(rows, dtype=np.float32),
         table=rng.normal(size=(rows, len(MODES))).astype(np.float32),
+        contrast=0.5,
     )
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()

@@ -476,7 +476,7 @@ def make_lexicon() -> Lexicon:
     rows = bagger().vocabulary + BIGRAM_ROWS
     rng = np.random.default_rng(0)
     table = rng.standard_normal((rows, M)).astype(np.float32)
-    return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table)
+    return Lexicon(idf=np.ones(rows, dtype=np.float32), table=table, contrast=0.5)
 
 
 def close(one: Logits, two: Logits, tolerance: float) -> bool:
