@@ -237,7 +237,7 @@ def weigh_turn(
     """Share of every word of a turn in the wide logit of (its agent, mode), largest first.
 
     The shares of the words in all turns of the agent sum to that logit without its constant, and
-    without what the contrast takes off it for the words of all agents.
+    without what is taken off it for the words of the other agents.
 
     Args:
         bagger: Splits the turn into tokens.
@@ -253,7 +253,8 @@ def weigh_turn(
     own = document.turn == turn
     rows = document.row[own]
     weight = weigh_words(document, lexicon.idf)[own]
-    mass = lexicon.table[rows, mode].astype(np.float32) * weight
+    own_part = 1 - lexicon.contrast / len(bag.words)  # the agent is one of those in the mean
+    mass = lexicon.table[rows, mode].astype(np.float32) * (weight * np.float32(own_part))
     shares = split_over_tokens(ids, bagger.vocabulary, rows, mass)
     spans = [match.span() for match in WORD.finditer(text)]
     starts = [start for start, _ in spans]

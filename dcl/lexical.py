@@ -3,7 +3,7 @@
 The wide half is a linear model: every n-gram has one weight a mode, and a pair logit is the
 tf-idf weighted sum over all turns of an agent. The sum splits over turns, so each turn's share is
 exact evidence and not an approximation. What all agents of a run say speaks against none of them,
-so a share of their mean is taken off each.
+so a share of their mean is taken off each, in equal parts off its turns.
 
 Letters: `N` n-grams of one agent, each once a turn; `T` turns of a bag; `V` rows of the lexical
 table; `M` = 14 modes.
@@ -197,7 +197,7 @@ class Lexicon:
         read = [self._read_document(document) for document in words]
         for own, values in read:
             logits[own] = values
-        if self.contrast:
+        if self.contrast and words:
             common = logits.sum(axis=0) * np.float32(self.contrast / len(words))  # (M,)
             for own, _ in read:
                 logits[own] -= common / max(len(own), 1)

@@ -106,7 +106,8 @@ def load_model(artifact: Artifact) -> Model:
     if WEIGHTS not in artifact.manifest["files"]:
         raise ArtifactError(f"{file}: expected weights; give a folder that `dcl train` wrote")
     try:
-        model = Model(ModelConfig(**artifact.model))
+        # Models from before vectors were centred do not say so, and were trained on whole ones.
+        model = Model(ModelConfig(**{"centre_text": False, **artifact.model}))
         model.load_state_dict(load_file(file))
     except (RuntimeError, TypeError, SafetensorError) as error:
         raise ArtifactError(

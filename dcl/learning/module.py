@@ -117,7 +117,12 @@ class AttributionModule(LightningModule):
         """Blank all channels of some turns, which stay in their place."""
         drawn = torch.rand(*bags.wide.shape[:2], 1, device=bags.wide.device)
         keep = (drawn >= self.config.turn_dropout).float()  # (B, T, 1)
-        return self._keep(bags, keep, keep, keep)
+        hidden = self._keep(bags, keep, keep, keep)
+        if not self.config.model.centre_text:
+            return hidden
+        seen = keep.transpose(1, 2) * bags.member.sum(dim=1, keepdim=True)  # (B, 1, T)
+        mean = seen @ bags.vectors / seen.sum(dim=2, keepdim=True).clamp(min=1)
+        return hidden._replace(vectors=hidden.vectors + (1 - keep) * mean)  # less the mean: 0
 
     def _keep(self, bags: BagTensors, text: Tensor, features: Tensor, wide: Tensor) -> BagTensors:
         """The bags with each channel blank where its mask is 0."""

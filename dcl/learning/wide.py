@@ -95,7 +95,7 @@ def fit_table(
         strength: Inverse weight of the squared norm; > 0. Larger fits closer.
         runs: `(N,)`, the same number for all agents of a run; None where every agent stands alone.
         contrast: Share of the mean of its run that is taken off each vector, 0 to 1, as
-            `dcl.lexical.Lexicon` does.
+            `dcl.lexical.Lexicon` does, which gives an agent without a word nothing.
         iterations: Most L-BFGS steps.
 
     Returns:

@@ -41,11 +41,17 @@ LEXICON = Lexicon(
 def test_the_words_of_an_agent_sum_to_its_wide_logit(said: list[str]) -> None:
     run = make_run(*(("ab"[i % 2], text) for i, text in enumerate(said)))
     bag = bagger()(run)
-    wide = replace(LEXICON, contrast=0.0)(bag.words, len(run.turns))
-    for turn in range(len(said)):
-        words = weigh_turn(bagger(), LEXICON, run, bag, turn, 3)
-        assert sum(word.weight for word in words) == pytest.approx(float(wide[turn, 3]), abs=1e-3)
-        assert list(words) == sorted(words, key=lambda word: -word.weight)
+    weighed = [weigh_turn(bagger(), LEXICON, run, bag, turn, 3) for turn in range(len(said))]
+    assert all(list(words) == sorted(words, key=lambda word: -word.weight) for words in weighed)
+    wide = LEXICON(bag.words, len(said))[:, 3]
+    alone = replace(LEXICON, contrast=0.0)(bag.words, len(said))[:, 3]
+    speakers = len(bag.agents)
+    for agent in range(speakers):
+        own = bag.agent_index == agent
+        shares = sum(word.weight for turn in np.flatnonzero(own) for word in weighed[turn])
+        if len(bag.words[agent].turn):
+            others = LEXICON.contrast / speakers * float(alone[~own].sum())
+            assert shares - others == pytest.approx(float(wide[own].sum()), abs=1e-3)
 
 
 def test_words_carry_the_pieces_they_are_made_of() -> None:

@@ -145,7 +145,7 @@ def test_the_graph_agrees_with_torch_on_long_bags(
             "use_agent_bank": False,
             "layers": 0,
         },
-        {"use_features": False, "layers": 2},
+        {"use_features": False, "layers": 2, "centre_text": False},
         {
             "context_heads": ("any", "reply"),
             "feature_groups": ("cues", "deviation"),

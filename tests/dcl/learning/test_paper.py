@@ -252,7 +252,8 @@ def test_hidden_turns_lose_all_channels_and_keep_their_place(tmp_path: Path) -> 
     torch.manual_seed(0)
     config = make_config(Path(), Path("out"), turn_dropout=0.5)
     bags = pad(BAGS)
-    hidden = AttributionModule(replace(config, model=TINY), 1)._mask_turns(bags)
+    whole = replace(TINY, centre_text=False)
+    hidden = AttributionModule(replace(config, model=whole), 1)._mask_turns(bags)
     blank = ~hidden.wide.any(dim=-1)
     real = bags.member.sum(dim=1) > 0
     assert 0 < (blank & real).sum() < real.sum()
@@ -260,6 +261,16 @@ def test_hidden_turns_lose_all_channels_and_keep_their_place(tmp_path: Path) -> 
         assert (~getattr(hidden, name).any(dim=-1)).equal(blank | ~getattr(bags, name).any(dim=-1))
     assert hidden.member.equal(bags.member)
     assert hidden.reply_to.equal(bags.reply_to)
+    centred = AttributionModule(replace(config, model=TINY), 1)._mask_turns(bags)
+    blank = ~centred.wide.any(dim=-1) & real
+    read = [
+        vectors - vectors[there].mean(dim=0)
+        for vectors, there in zip(centred.vectors, real, strict=True)
+    ]
+    seen = torch.stack(read).norm(dim=-1)
+    assert blank.any()
+    assert seen[blank].max() < 1e-6
+    assert seen[real & ~blank].max() > 0.1
     for wrong in (-0.1, 1.1):
         with pytest.raises(ConfigError, match="turn_dropout"):
             replace(config, turn_dropout=wrong)
