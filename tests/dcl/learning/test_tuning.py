@@ -211,7 +211,7 @@ def test_a_trained_encoder_learns_better_than_a_frozen_one(ground: Path, tmp_pat
     config = make_config(
         ground,
         tmp_path / "out",
-        model=TEXT_ALONE,
+        model=replace(TEXT_ALONE, centre_text=False),
         loss=LossConfig(contrastive=0.0, hierarchy=0.0, step=0.0),
         channel_dropout=0.0,
         learning_rate=1e-2,
